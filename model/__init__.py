@@ -1,0 +1,1 @@
+"""The language model: its shape, its layers, generation, weight files, devices and metrics."""

@@ -1,0 +1,227 @@
+"""A decoder-only Transformer, written out by hand, in reading order.
+
+    input_ids (B, T)
+        |
+    token embedding                      (B, T, C)
+        |
+        +--> RMSNorm -> Attention -+     one Block, n_layers times: each half reads a normalised
+        |<-------------------------+     copy of the stream and adds its result to it ("pre-norm")
+        +--> RMSNorm -> SwiGLU ----+
+        |<-------------------------+
+        |
+    RMSNorm -> product with the embedding matrix, transposed ("tied output")
+        |
+    logits (B, T, V), or the summed cross entropy if targets are given
+
+Parameter names are those of MiniMind2 and of Hugging Face Llama, so weights go both ways. Legend in
+`LMConfig.py`. Not here: the KV cache and sampling (`generate.py`), weight files (`weights.py`).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.LMConfig import LMConfig
+
+IGNORED_TARGET = -100  # a position whose prediction is not scored (cross_entropy's own default)
+PAD_DOC_ID = -1  # positions that belong to no document; they see only each other
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (arXiv:1910.07467), computed in float32.
+
+    Squares of activations overflow float16 beyond 255, hence the float32 inside; the result has
+    the input's dtype.
+    """
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        inverse_rms = torch.rsqrt(x32.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (x32 * inverse_rms * self.weight.float()).to(x.dtype)
+
+
+def rotary_table(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding (arXiv:2104.09864).
+
+    position_ids (B, T) int64 -> cos, sin (B, 1, T, D) float32. Channel pair j turns by
+    position * theta^(-2j/D) radians; the D/2 angles are repeated for the two halves of a head.
+    """
+    exponents = torch.arange(0, head_dim, 2, device=position_ids.device).float() / head_dim  # (D/2)
+    angles = position_ids[:, None, :, None].float() * theta**-exponents  # (B, 1, T, D/2)
+    angles = torch.cat((angles, angles), dim=-1)  # (B, 1, T, D)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns channel pairs (j, j + D/2) of x (B, heads, T, D) by the table's angles.
+
+    Pairing the two halves, not neighbours, is Llama's convention in Hugging Face files; weights
+    trained with one are useless under the other.
+    """
+    first, second = x.chunk(2, dim=-1)  # 2 x (B, heads, T, D/2)
+    rotated = torch.cat((-second, first), dim=-1)  # (B, heads, T, D)
+    return (x * cos + rotated * sin).to(x.dtype)
+
+
+def attention_mask(doc_ids: Tensor, key_doc_ids: Tensor) -> Tensor:
+    """Who may look at whom: a position sees itself and what came before it in its own document.
+
+    doc_ids (B, T) are the queries' documents, key_doc_ids (B, S) the keys'; the queries are the
+    last T of the S positions. Returns bool (B, 1, T, S), True where attention is allowed. Every
+    query sees at least itself, so no softmax is ever taken over nothing (which would be NaN).
+    """
+    T, S = doc_ids.shape[1], key_doc_ids.shape[1]
+    key_index = torch.arange(S, device=doc_ids.device)
+    causal = key_index[None, :] <= key_index[S - T :, None]  # (T, S)
+    same_document = doc_ids[:, :, None] == key_doc_ids[:, None, :]  # (B, T, S)
+    return (causal & same_document)[:, None]
+
+
+class Attention(nn.Module):
+    """Causal self-attention where H query heads share K key/value heads (GQA, arXiv:2305.13245)."""
+
+    def __init__(self, config: LMConfig):
+        super().__init__()
+        self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads
+        self.head_dim, self.dropout = config.head_dim, config.dropout
+        self.q_proj = nn.Linear(config.dim, config.n_heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.n_heads * config.head_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache) -> Tensor:
+        """x (B, T, C) -> (B, T, C). mask None means plain causal attention over x itself."""
+        B, T, _ = x.shape
+        q = self.q_proj(x).view(B, T, self.n_heads, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)  # (B,K,T,D)
+        v = self.v_proj(x).view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)  # (B,K,T,D)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if kv_cache is not None:
+            k, v = kv_cache.append(k, v)  # (B, K, S, D): everything seen so far
+        # Written out rather than enable_gqa=True, which not every fused kernel accepts.
+        k = k.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)  # (B, H, S, D)
+        v = v.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)  # (B, H, S, D)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+        )  # (B, H, T, D)
+        y = y.transpose(1, 2).reshape(B, T, -1)  # (B, T, C)
+        return F.dropout(self.o_proj(y), self.dropout, self.training)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    def __init__(self, config: LMConfig):
+        super().__init__()
+        self.dropout = config.dropout
+        self.gate_proj = nn.Linear(config.dim, config.hidden_dim, bias=False)
+        self.up_proj = nn.Linear(config.dim, config.hidden_dim, bias=False)
+        self.down_proj = nn.Linear(config.hidden_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)  # (B, T, F)
+        return F.dropout(self.down_proj(hidden), self.dropout, self.training)  # (B, T, C)
+
+
+class Block(nn.Module):
+    """One layer: attention, then feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: LMConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and final norm: everything but the output layer.
+
+    A module of its own only because the files we share call these tensors `model.*`.
+    """
+
+    def __init__(self, config: LMConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+
+
+class MiniMindLM(nn.Module):
+    """The language model. `config.dropout` acts only in training mode."""
+
+    def __init__(self, config: LMConfig):
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.initialise()
+
+    def initialise(self):
+        """Draws all matrices from N(0, 0.02^2); those that write to the residual stream smaller.
+
+        With a tied output the embedding sets the scale of the first logits: a normalised state has
+        length sqrt(C), so logits start at 0.02 * sqrt(512) = 0.45 standard deviations around 0, and
+        the first loss at ln V + 0.45^2 / 2 = 8.87 rather than in the hundreds that the default
+        N(0, 1) gives. Dividing o_proj and down_proj by sqrt(2 * n_layers) keeps the residual
+        stream's variance independent of depth (GPT-2, section 2.3).
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                writes_to_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+                depth = 2 * self.config.n_layers if writes_to_stream else 1
+                nn.init.normal_(parameter, mean=0.0, std=0.02 / depth**0.5)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        doc_ids: Tensor | None = None,
+        targets: Tensor | None = None,
+        kv_cache=None,
+    ) -> Tensor:
+        """Logits (B, T, V), or with targets the cross entropy in nats summed over them (a scalar).
+
+        input_ids, position_ids, doc_ids, targets: (B, T) int64. Positions default to 0, 1, 2, ...
+        (going on where the cache ends); without doc_ids each row is one document; targets are
+        already shifted, and IGNORED_TARGET marks those that do not count.
+        """
+        B, T = input_ids.shape
+        seen = 0 if kv_cache is None else kv_cache.length
+        if position_ids is None:
+            position_ids = torch.arange(seen, seen + T, device=input_ids.device).expand(B, T)
+        if doc_ids is None and kv_cache is not None:
+            doc_ids = torch.zeros_like(input_ids)
+        mask = None  # a single document needs none: attention is then plainly causal
+        if kv_cache is not None:
+            mask = attention_mask(doc_ids, kv_cache.append_doc_ids(doc_ids))
+        elif doc_ids is not None:
+            mask = attention_mask(doc_ids, doc_ids)
+
+        cos, sin = rotary_table(position_ids, self.config.head_dim, self.config.rope_theta)
+        embedding = self.model.embed_tokens
+        x = F.dropout(embedding(input_ids), self.config.dropout, self.training)  # (B, T, C)
+        for index, block in enumerate(self.model.layers):
+            x = block(x, cos, sin, mask, None if kv_cache is None else kv_cache.layers[index])
+        x = self.model.norm(x)
+
+        logits = F.linear(x, embedding.weight)  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(),
+            ignore_index=IGNORED_TARGET, reduction="sum",
+        )
+
+    def num_parameters(self) -> int:
+        """Number of parameters; the tied matrix counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
