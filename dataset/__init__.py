@@ -1,0 +1,1 @@
+"""From JSONL files to optimizer steps: reading, tokenising, packing, loading."""
