@@ -1,0 +1,1 @@
+"""What the stage scripts share and what teaches nothing the second time."""

@@ -1,0 +1,175 @@
+"""The command line of a stage script: flags in groups, and every check that needs no data.
+
+All problems are reported together, with exit status 2, before anything is loaded.
+"""
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+
+from model.device import DTYPES
+from model.LMConfig import LMConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_path(given: str) -> Path:
+    """A path that a user gave: looked up from where they stand, then from the repository root."""
+    path = Path(given).expanduser()
+    if not path.exists() and (ROOT / path).exists():
+        return ROOT / path
+    return path.absolute()
+
+
+def stage_parser(description: str, *, data_path: str, save_weight: str, from_weight: str,
+                 max_seq_len: int, learning_rate: float) -> argparse.ArgumentParser:
+    """The flags that all stages share; the keyword arguments are this stage's defaults."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_model_flags(parser.add_argument_group("model"), from_weight)
+    add_data_flags(parser.add_argument_group("data"), data_path, max_seq_len)
+    add_optimization_flags(parser.add_argument_group("optimization"), learning_rate)
+    add_run_flags(parser.add_argument_group("run"), save_weight)
+    return parser
+
+
+def add_model_flags(group, from_weight: str) -> None:
+    group.add_argument("--dim", "--hidden_size", type=int, default=512, help="model width")
+    group.add_argument("--n_layers", "--num_hidden_layers", type=int, default=8, help="blocks")
+    group.add_argument("--n_heads", type=int, default=8, help="query heads")
+    group.add_argument("--n_kv_heads", type=int, default=2, help="key/value heads")
+    group.add_argument("--dropout", type=float, default=0.0, help="probability, 0 = off")
+    group.add_argument("--from_weight", default=from_weight, metavar="NAME|FILE|none",
+                       help="weights to start from: a name is looked up in --out_dir")
+
+
+def add_data_flags(group, data_path: str, max_seq_len: int) -> None:
+    group.add_argument("--data_path", default=data_path, help="JSONL file to learn from")
+    group.add_argument("--val_data_path", default=None,
+                       help="JSONL file to validate on; without it a slice is held out, "
+                            "min(1 %% of the documents, 2000)")
+    group.add_argument("--max_seq_len", type=int, default=max_seq_len, help="tokens in a row")
+    group.add_argument("--num_workers", type=int, default=2,
+                       help="processes that prepare batches, 0 = none beside the main one")
+    group.add_argument("--cache_dir", default="dataset/.cache",
+                       help="folder for tokenised data, made once from each file")
+    group.add_argument("--bad_lines", choices=("stop", "skip"), default="stop",
+                       help="faulty lines: list them and stop, or count and leave them out")
+
+
+def add_optimization_flags(group, learning_rate: float) -> None:
+    group.add_argument("--epochs", type=int, default=1, help="passes over the data")
+    group.add_argument("--max_steps", type=int, default=0,
+                       help="end after so many optimizer steps, where the learning rate's cosine "
+                            "then ends too; 0 = no cap")
+    group.add_argument("--batch_size", type=int, default=8,
+                       help="rows in a micro-batch; times max_seq_len it is the token budget of "
+                            "one forward and backward")
+    group.add_argument("--accumulation_steps", type=int, default=4,
+                       help="micro-batches in an optimizer step")
+    group.add_argument("--learning_rate", type=float, default=learning_rate, help="its peak")
+    group.add_argument("--min_lr_ratio", type=float, default=0.1,
+                       help="final learning rate as a fraction of the peak")
+    group.add_argument("--warmup_steps", "--warmup_iters", type=int, default=100,
+                       help="optimizer steps of linear warm-up (at most a tenth of the run)")
+    group.add_argument("--weight_decay", type=float, default=0.1, help="on matrices only, 0 = off")
+    group.add_argument("--grad_clip", "--max_grad_norm", type=float, default=1.0,
+                       help="largest gradient norm, 0 = off")
+
+
+def add_run_flags(group, save_weight: str) -> None:
+    switch = {"type": int, "choices": (0, 1)}
+    group.add_argument("--seed", type=int, default=42, help="of weights, packing, order, dropout")
+    group.add_argument("--out_dir", "--save_dir", default="out", help="folder of all results")
+    group.add_argument("--save_weight", default=save_weight,
+                       help="name of the results: NAME_DIM.pth and so on")
+    group.add_argument("--from_resume", default=0, **switch, help="1 = go on where a run ended")
+    group.add_argument("--save_interval", type=int, default=100, help="steps between saves")
+    group.add_argument("--log_interval", type=int, default=10, help="steps between log lines")
+    group.add_argument("--eval_interval", type=int, default=500,
+                       help="steps between validations, 0 = only at the end")
+    group.add_argument("--device", default="auto", help="auto (cuda, then mps, then cpu), cuda, "
+                                                        "cuda:1, mps, cpu")
+    group.add_argument("--dtype", choices=("auto", *DTYPES), default="auto",
+                       help="of matrix products; auto = float16 on CUDA, bfloat16 on a CPU that "
+                            "has it, else float32")
+    group.add_argument("--use_compile", default=0, **switch, help="1 = torch.compile the model")
+    group.add_argument("--use_wandb", action="store_true", help="report to the --tracker too")
+    group.add_argument("--tracker", choices=("swanlab", "wandb"), default="swanlab",
+                       help="which one; both honour their offline modes")
+    group.add_argument("--wandb_project", default="minimind", help="project name in the tracker")
+    group.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # launchers'
+
+
+def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | None = None
+                          ) -> argparse.Namespace:
+    """Parses and checks; paths come back as Path, and the model's shape as `args.config`.
+
+    Exits with status 2 and one message that lists all problems.
+    """
+    args = parser.parse_args(argv)
+    problems = number_problems(args)
+    try:
+        args.config = LMConfig(dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads,
+                               n_kv_heads=args.n_kv_heads, dropout=args.dropout)
+        if args.max_seq_len > args.config.max_position_embeddings:
+            problems.append(f"--max_seq_len {args.max_seq_len}: expected at most "
+                            f"{args.config.max_position_embeddings}")
+    except ValueError as error:
+        problems.append(f"model shape: {error}")
+    problems += path_problems(args, parser)
+    if args.use_wandb and importlib.util.find_spec(args.tracker) is None:
+        problems.append(f"--tracker {args.tracker}: not installed; pip install {args.tracker}")
+    if problems:
+        parser.exit(2, f"{parser.prog}: " + f"\n{parser.prog}: ".join(problems) + "\n")
+    return args
+
+
+def number_problems(args: argparse.Namespace) -> list[str]:
+    """One message for each number out of its range."""
+    at_least = {"max_seq_len": 2, "epochs": 1, "batch_size": 1, "accumulation_steps": 1,
+                "save_interval": 1, "log_interval": 1, "num_workers": 0, "max_steps": 0,
+                "warmup_steps": 0, "eval_interval": 0, "seed": 0, "weight_decay": 0, "grad_clip": 0}
+    problems = [
+        f"--{name} {getattr(args, name)}: expected at least {least}"
+        for name, least in at_least.items()
+        if not getattr(args, name) >= least
+    ]
+    if not 0 < args.learning_rate < float("inf"):
+        problems.append(f"--learning_rate {args.learning_rate}: expected above 0 and finite")
+    if not 0 <= args.min_lr_ratio <= 1:
+        problems.append(f"--min_lr_ratio {args.min_lr_ratio}: expected from 0 to 1")
+    return problems
+
+
+def path_problems(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Makes the paths of args absolute, and returns one message for each that cannot be used.
+
+    Defaults are anchored at the repository root, wherever the script is run from.
+    """
+    problems = []
+    for name in ("data_path", "val_data_path", "cache_dir", "out_dir"):
+        given = getattr(args, name)
+        if given is not None:
+            is_default = given == parser.get_default(name)
+            setattr(args, name, ROOT / given if is_default else find_path(given))
+    for name in ("data_path", "val_data_path"):
+        path = getattr(args, name)
+        if path is not None and not path.is_file():
+            problems.append(
+                f"--{name} {path}: there is no such file. `python scripts/download_data.py` "
+                f"fetches MiniMind's data; `python scripts/make_sample_data.py` writes a small "
+                f"sample (dataset/sample_{'sft' if 'sft' in path.name else 'pretrain'}.jsonl)"
+            )
+    if os.sep in args.save_weight or "/" in args.save_weight or args.save_weight in ("", ".", ".."):
+        problems.append(f"--save_weight {args.save_weight!r}: expected a plain name, no path")
+    try:
+        args.out_dir.mkdir(parents=True, exist_ok=True)
+        probe = args.out_dir / f".{args.save_weight or 'probe'}.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        problems.append(f"--out_dir {args.out_dir}: cannot be written to ({error.strerror})")
+    return problems

@@ -1,0 +1,19 @@
+"""A user's mistake ends with a message and exit status 2; a traceback is for our mistakes."""
+
+import sys
+from collections.abc import Callable
+
+from model.device import DeviceError
+from model.weights import WeightsError
+
+
+def run(main: Callable[[], None], *user_errors: type[Exception]) -> None:
+    """Calls main(), turning errors that a user can mend into one message.
+
+    These are the model folder's own and `user_errors`.
+    """
+    try:
+        main()
+    except (DeviceError, WeightsError, *user_errors) as error:
+        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        sys.exit(2)

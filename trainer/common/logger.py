@@ -1,0 +1,198 @@
+"""What a run tells about itself: console lines, metrics.jsonl, and an optional tracker."""
+
+import argparse
+import contextlib
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from model.device import describe
+from model.metrics import loss_metrics
+from model.transformer import MiniMindLM
+from trainer.common.distributed import Dist
+
+
+def memory_gib(device: torch.device) -> float:
+    """Peak memory of this process in GiB: allocated on the GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, else in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: `1h12m`, `3m05s`, `12s`."""
+    seconds = int(seconds)
+    if seconds >= 3600:
+        return f"{seconds // 3600}h{seconds // 60 % 60:02d}m"
+    return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
+
+
+def first_line(model: MiniMindLM, args: argparse.Namespace, dist: Dist, dtype: torch.dtype,
+               global_batch: int, total_steps: int) -> str:
+    """What is about to run, in one line (and a second one if it runs on a CPU by default)."""
+    line = (f"{model.num_parameters():,} parameters | up to {global_batch * args.max_seq_len:,} "
+            f"tokens a step | {total_steps:,} steps | world_size {dist.world_size} | "
+            f"{describe(dist.device)} | {str(dtype).removeprefix('torch.')} | seed {args.seed}")
+    if dist.device.type == "cpu" and args.device == "auto":
+        line += ("\nno GPU found: training on the CPU, tens of times slower; if this machine has "
+                 "a GPU, install a build of torch for it (README, section \"Which torch\")")
+    return line
+
+
+class NoTracker:
+    """The tracker of a run without one: does nothing."""
+
+    def log(self, row: dict) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class Tracker:
+    """SwanLab or Weights & Biases, whose calls are alike. A failure is printed once and ends it."""
+
+    def __init__(self, args: argparse.Namespace, run_name: str):
+        self.name, self.module = args.tracker, None
+        config = {key: str(value) if isinstance(value, Path) else value
+                  for key, value in vars(args).items() if key != "config"}
+        folder = str(args.out_dir)
+        try:
+            self.module = importlib.import_module(args.tracker)
+            if args.tracker == "wandb":
+                self.module.init(project=args.wandb_project, name=run_name, config=config,
+                                 dir=folder)
+            else:
+                self.module.init(project=args.wandb_project, experiment_name=run_name,
+                                 config=config, logdir=str(Path(folder) / "swanlog"))
+        except Exception as error:  # whatever a tracker does, it must not stop the training
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Says why the tracker is left out from here on."""
+        print(f"{self.name} failed and is left out from here on: {error!r}", file=sys.stderr)
+        self.module = None
+
+    def log(self, row: dict) -> None:
+        """Sends the numbers of one logged row, under its step."""
+        if self.module is None:
+            return
+        numbers = {key: value for key, value in row.items() if key != "step"}
+        try:
+            self.module.log(numbers, step=row["step"])
+        except Exception as error:
+            self.give_up(error)
+
+    def finish(self) -> None:
+        """Flushes and closes the run."""
+        if self.module is None:
+            return
+        try:
+            self.module.finish()
+        except Exception as error:
+            self.give_up(error)
+
+
+class Logger:
+    """Adds up a window of steps and reports it every log_interval steps.
+
+    The loss of a row is the mean per supervised token since the last row, not the loss of the
+    last micro-batch. Tensors are read back from the device only when a row is due.
+    """
+
+    def __init__(self, args: argparse.Namespace, run_name: str, total_steps: int,
+                 steps_per_epoch: int, device: torch.device):
+        self.log_interval, self.total_steps = args.log_interval, total_steps
+        self.steps_per_epoch, self.device = steps_per_epoch, device
+        self.file = open(args.out_dir / f"{run_name}_metrics.jsonl", "w", encoding="utf-8")
+        self.tracker = Tracker(args, run_name) if args.use_wandb else NoTracker()
+        # disable=None: no bar where standard error is no terminal; the lines carry an ETA too.
+        self.bar = tqdm(total=total_steps, unit="step", disable=None, dynamic_ncols=True)
+        self.started = self.window_started = time.perf_counter()
+        self.tokens, self.text_bytes = 0, 0.0  # supervised, of the whole run
+        self.reset_window()
+
+    def reset_window(self) -> None:
+        """Empties the sums; the next window begins now."""
+        self.window_started = time.perf_counter()
+        self.window_nats: Tensor | float = 0.0
+        self.window_tokens, self.window_bytes = 0, 0.0
+
+    def step(self, step: int, nats: Tensor, tokens: int, text_bytes: float, lr: float,
+             grad_norm: Tensor) -> None:
+        """Notes a finished step (counted from 0): its summed loss, supervised tokens, text bytes.
+        """
+        self.window_nats = self.window_nats + nats
+        self.window_tokens += tokens
+        self.window_bytes += text_bytes
+        self.tokens += tokens
+        self.text_bytes += text_bytes
+        self.bar.update()
+        done = step + 1
+        if done % self.log_interval and done != self.total_steps:
+            return
+        metrics = loss_metrics(float(self.window_nats), self.window_tokens, self.window_bytes)
+        seconds = time.perf_counter() - self.window_started
+        row = {
+            "step": done, "epoch": step // self.steps_per_epoch, "loss": metrics["loss"],
+            "ppl": metrics["ppl"], "lr": lr, "grad_norm": float(grad_norm), "tokens": self.tokens,
+            "tokens_per_s": self.window_tokens / seconds,
+            "text_bytes_per_s": self.window_bytes / seconds,
+            "mem_gib": memory_gib(self.device), "skipped_steps": 0, "time": time.time(),
+        }
+        self.write(row)
+        eta = (self.total_steps - done) * (time.perf_counter() - self.started) / done
+        self.print(
+            f"step {done}/{self.total_steps} | loss {row['loss']:.3f} | lr {lr:.1e} | "
+            f"grad_norm {row['grad_norm']:.2f} | {row['tokens_per_s']:,.0f} tok/s | "
+            f"mem {row['mem_gib']:.1f} GiB | eta {duration(eta)}"
+        )
+        self.reset_window()
+
+    @contextlib.contextmanager
+    def paused(self):
+        """What runs inside counts in no speed and no ETA: validation, saving."""
+        begun = time.perf_counter()
+        yield
+        self.window_started += time.perf_counter() - begun
+        self.started += time.perf_counter() - begun
+
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        """Reports the figures of a validation after `step` (counted from 0)."""
+        self.write({"step": step + 1, **{f"val_{key}": value for key, value in metrics.items()}})
+        self.print(f"step {step + 1}/{self.total_steps} | val_loss {metrics['loss']:.3f} | "
+                   f"val_ppl {metrics['ppl']:.2f} | val_bpb {metrics['bpb']:.3f}")
+
+    def write(self, row: dict) -> None:
+        """Appends a row to metrics.jsonl and sends it to the tracker."""
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        self.tracker.log(row)
+
+    def print(self, line: str) -> None:
+        """Prints a line above the progress bar."""
+        self.bar.write(line)
+        sys.stdout.flush()
+
+    def finish(self, line: str, wait_seconds: float) -> None:
+        """Prints a last line with the run's totals, and closes everything."""
+        seconds = time.perf_counter() - self.started
+        self.print(f"{line} | {duration(seconds)} of training, {self.tokens:,} tokens, "
+                   f"{self.tokens / seconds:,.0f} tok/s, {self.text_bytes / seconds:,.0f} text "
+                   f"bytes/s, {100 * wait_seconds / seconds:.2f} % waiting for data")
+        self.bar.close()
+        self.file.close()
+        self.tracker.finish()

@@ -1,0 +1,118 @@
+"""Pretraining: learn to predict the next token of plain text.
+
+    minimise   - sum_t log p(x_t | x_<t)  /  number of t        over all tokens t of a step's texts
+
+as in GPT (Radford et al. 2018), with the shape and schedule of Llama (arXiv:2302.13971). Run it:
+
+    python trainer/train_pretrain.py --data_path dataset/sample_pretrain.jsonl
+    torchrun --nproc_per_node=1 train_pretrain.py --batch_size=8 --accumulation_steps=4    (here)
+
+Where we differ from the usual recipe: documents are packed into full rows and do not see each
+other (`dataset/packing.py`), and a step's loss is divided by the number of targets in the whole
+step, not by the number of micro-batches. It writes out/pretrain_512.pth. Not here: fine-tuning
+(`train_full_sft.py`), which differs in data, flags and starting weights alone.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.jsonl import DataError
+from dataset.loader import StepLoader, StepSampler, batches_in_order, steps_per_epoch
+from dataset.pretrain import PRETRAIN
+from dataset.stage_data import DataOptions, open_data
+from dataset.tokenizer import Tokenizer
+from model.device import autocast, choose_dtype
+from model.metrics import evaluate
+from model.transformer import MiniMindLM
+from trainer.common.arguments import parse_stage_arguments, stage_parser
+from trainer.common.checkpoint import check_space, run_name, save_run, start_weights
+from trainer.common.distributed import start_distributed
+from trainer.common.engine import Engine
+from trainer.common.errors import run
+from trainer.common.logger import Logger, first_line
+from trainer.common.optim import make_adamw, warmup_cosine
+
+
+def parse_arguments():
+    parser = stage_parser(
+        "Pretrain on plain text.", data_path="dataset/pretrain_hq.jsonl",
+        save_weight="pretrain", from_weight="none", max_seq_len=512, learning_rate=5e-4,
+    )
+    parser.add_argument("--long_docs", choices=("split", "drop"), default="split",
+                        help="documents longer than a row: cut into pieces, or leave out")
+    return parse_stage_arguments(parser)
+
+
+def main():
+    args = parse_arguments()
+    tokenizer = Tokenizer()
+    dist = start_distributed(args.device)
+    dtype = choose_dtype(args.dtype, dist.device)
+    torch.manual_seed(args.seed)
+
+    # --- Model
+    model = MiniMindLM(args.config)
+    check_space(args, model)
+    start_weights(model, args)
+    model.to(dist.device)
+
+    # --- Data
+    train_set, val_set = open_data(PRETRAIN, tokenizer, DataOptions(
+        args.data_path, args.val_data_path, args.cache_dir, args.max_seq_len, args.seed,
+        args.bad_lines, args.long_docs))
+    token_budget = args.batch_size * args.max_seq_len  # positions in a micro-batch
+    global_batch = args.batch_size * args.accumulation_steps * dist.world_size  # rows in a step
+    epoch_steps = steps_per_epoch(len(train_set), global_batch)
+    total_steps = args.epochs * epoch_steps
+    if args.max_steps:
+        total_steps = min(total_steps, args.max_steps)
+    sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
+                          dist.rank, dist.world_size)
+    loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
+
+    # --- Optimizer
+    optimizer = make_adamw(model, args.weight_decay)
+    engine = Engine(optimizer, dist.device, dtype)
+
+    # --- Wrap
+    train_model = torch.compile(model) if args.use_compile else model
+
+    # --- Loop
+    print(first_line(model, args, dist, dtype, global_batch, total_steps))
+    logger = Logger(args, run_name(args), total_steps, epoch_steps, dist.device)
+    validation = {}
+    model.train()
+    for step, rows in loader:  # rows: this process's share of the step
+        lr = warmup_cosine(step, total_steps, args.warmup_steps, args.learning_rate,
+                           args.min_lr_ratio)
+
+        # Gradient of (sum of cross entropy) / (number of targets), over the whole step
+        tokens = dist.sum(rows.num_supervised)
+        nats = 0.0
+        for micro_batch, _ in rows.split(token_budget, dist.device):
+            with autocast(dist.device, dtype):
+                loss = train_model(**micro_batch)  # summed over the micro-batch's targets
+            engine.backward(loss / tokens)
+            nats += loss.detach()
+        grad_norm = engine.update(lr, args.grad_clip)
+
+        logger.step(step, nats, tokens, rows.text_bytes, lr, grad_norm)
+
+        is_last = step + 1 == total_steps
+        with logger.paused():
+            due = args.eval_interval and (step + 1) % args.eval_interval == 0
+            if val_set is not None and (due or is_last):
+                batches = batches_in_order(val_set, args.batch_size)
+                validation = evaluate(model, batches, token_budget, dist.device, dtype)
+                logger.validation(step, validation)
+            if (step + 1) % args.save_interval == 0 or is_last:
+                path = save_run(args, model, "pretrain", step + 1, tokenizer.hash, validation)
+    logger.finish(f"saved {path}", loader.wait_seconds)
+
+
+if __name__ == "__main__":
+    run(main, DataError)
