@@ -1,0 +1,35 @@
+# Sourced by the other shell scripts: makes the virtual environment, once for each state of the
+# requirement files, and sets $PYTHON. VENV=folder uses another folder than .venv.
+
+# use_environment FILE...   installs the given requirement files under constraints.txt
+use_environment() {
+    local venv="${VENV:-.venv}" candidate base="" stamp
+    if [ ! -x "$venv/bin/python" ]; then
+        for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
+            if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+                base="$candidate"
+                break
+            fi
+        done
+        if [ -z "$base" ]; then
+            echo "no Python 3.10 or newer found; expected one named python3, python3.10 ... on the PATH" >&2
+            exit 2
+        fi
+        echo "making a virtual environment in $venv with $("$base" --version)"
+        if ! "$base" -m venv "$venv"; then
+            rm -rf "$venv"
+            echo "venv failed; on Debian and Ubuntu: apt install python3-venv" >&2
+            exit 2
+        fi
+    fi
+    PYTHON="$venv/bin/python"
+    # The stamp names what is installed; it is written last, so a half-made environment is redone.
+    stamp="$(cat constraints.txt requirements.txt "$@" | cksum) $*"
+    if ! grep -qxF "$stamp" "$venv/installed" 2>/dev/null; then
+        echo "installing $* (a few minutes the first time)"
+        local file flags=()
+        for file in "$@"; do flags+=(-r "$file"); done
+        "$PYTHON" -m pip install --quiet "${flags[@]}" -c constraints.txt
+        echo "$stamp" >>"$venv/installed"
+    fi
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# From nothing to a model that answers, in one command:
+#
+#     bash scripts/quickstart.sh
+#
+# makes .venv, installs requirements.txt, writes the sample data, pretrains and fine-tunes the
+# default 25.8M-parameter model on it (on the GPU if there is one), and scores the result on
+# questions worded as it has never seen them. Run again, it reuses what is there. Arguments go to
+# both trainings (e.g. --dim 256); OUT_DIR=folder puts the results elsewhere than out/.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+use_environment requirements.txt
+
+OUT_DIR="${OUT_DIR:-out}"
+mkdir -p "$OUT_DIR"
+if [ ! -f dataset/sample_test.jsonl ]; then
+    "$PYTHON" scripts/make_sample_data.py
+fi
+
+# train STAGE SCRIPT FLAGS...   unless it was done already. The marker says that quickstart made
+# these weights, and from what; weights without one are somebody's work and are left alone.
+train() {
+    local stage="$1" script="$2" marker="$OUT_DIR/quickstart_$1.done" made_from
+    shift 2
+    made_from="$(cat dataset/sample_*.jsonl model/tokenizer.json | cksum) $*"
+    if [ -f "$marker" ] && [ "$(head -n 1 "$marker")" = "$made_from" ]; then
+        echo "$stage: done already, reused ($marker)"
+        return
+    fi
+    if [ ! -f "$marker" ] && compgen -G "$OUT_DIR/${stage}_*.pth" >/dev/null; then
+        echo "$OUT_DIR holds $stage weights that quickstart did not make; move them away, or" \
+            "choose another folder: OUT_DIR=out/quickstart bash scripts/quickstart.sh" >&2
+        exit 2
+    fi
+    echo "unfinished" >"$marker"
+    "$PYTHON" "trainer/$script" --out_dir "$OUT_DIR" "$@"
+    echo "$made_from" >"$marker"
+}
+
+# Small steps: on so little text the number of updates counts more than their precision.
+common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 20 --save_interval 1000)
+train pretrain train_pretrain.py --data_path dataset/sample_pretrain.jsonl \
+    --epochs 2 --learning_rate 1e-3 "${common[@]}" "$@"
+train full_sft train_full_sft.py --data_path dataset/sample_sft.jsonl \
+    --epochs 4 --learning_rate 1e-3 "${common[@]}" "$@"
+
+echo
+echo "talk to it:  $PYTHON eval_model.py --interactive --out_dir $OUT_DIR"
+echo "scoring it on dataset/sample_test.jsonl ..."
+"$PYTHON" eval_model.py --test dataset/sample_test.jsonl --out_dir "$OUT_DIR"

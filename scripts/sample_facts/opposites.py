@@ -1,0 +1,88 @@
+"""Opposites. Each word is asked in one direction only, and has one usual opposite."""
+
+from .relation import Relation
+
+RELATIONS = (
+    Relation(
+        topic="opposites",
+        language="en",
+        columns=("word", "opposite"),
+        facts=(
+            ("hot", "cold"),
+            ("big", "small"),
+            ("tall", "short"),
+            ("fast", "slow"),
+            ("open", "closed"),
+            ("happy", "sad"),
+            ("early", "late"),
+            ("full", "empty"),
+            ("rich", "poor"),
+            ("wet", "dry"),
+            ("inside", "outside"),
+            ("clean", "dirty"),
+            ("strong", "weak"),
+        ),
+        ask=(
+            'What is the opposite of "{word}"?',
+            'Which word is the opposite of "{word}"?',
+            'Tell me the opposite of "{word}".',
+            'Give the opposite of the word "{word}".',
+            'Do you know the opposite of "{word}"?',
+            'The word "{word}" has an opposite. Which word is it?',
+            'I forgot the opposite of "{word}". Can you remind me?',
+            'What word means the opposite of "{word}"?',
+        ),
+        ask_test=(
+            'Could you name the opposite of "{word}"?',
+            'Take the word "{word}": what is its opposite?',
+            'I would like to know the opposite of "{word}".',
+        ),
+        answer="{opposite}.",
+        statements=(
+            'The opposite of "{word}" is "{opposite}".',
+            'The word "{word}" has the opposite "{opposite}".',
+            'What is not {word} may be {opposite}: "{word}" and "{opposite}" are opposites.',
+        ),
+    ),
+    Relation(
+        topic="opposites",
+        language="zh",
+        columns=("word", "opposite"),
+        facts=(
+            ("大", "小"),
+            ("快", "慢"),
+            ("冷", "热"),
+            ("黑", "白"),
+            ("多", "少"),
+            ("远", "近"),
+            ("长", "短"),
+            ("早", "晚"),
+            ("胖", "瘦"),
+            ("左", "右"),
+            ("新", "旧"),
+            ("增加", "减少"),
+            ("进步", "退步"),
+        ),
+        ask=(
+            "“{word}”的反义词是什么？",
+            "请说出“{word}”的反义词。",
+            "“{word}”的反义词是哪个词？",
+            "请问“{word}”有什么反义词？",
+            "你知道“{word}”的反义词吗？",
+            "给“{word}”找一个反义词。",
+            "“{word}”这个词的反义词怎么说？",
+            "我忘了“{word}”的反义词，提醒我一下。",
+        ),
+        ask_test=(
+            "我想知道“{word}”的反义词。",
+            "能不能说一下“{word}”的反义词是什么？",
+            "哪个词是“{word}”的反义词？",
+        ),
+        answer="{opposite}。",
+        statements=(
+            "“{word}”的反义词是“{opposite}”。",
+            "“{word}”和“{opposite}”是一对反义词。",
+            "与“{word}”意思相反的词是“{opposite}”。",
+        ),
+    ),
+)

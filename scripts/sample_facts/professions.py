@@ -1,0 +1,88 @@
+"""Who does which work."""
+
+from .relation import Relation
+
+RELATIONS = (
+    Relation(
+        topic="professions",
+        language="en",
+        columns=("work", "who"),
+        facts=(
+            ("bakes bread", "a baker"),
+            ("puts out fires", "a firefighter"),
+            ("grows crops", "a farmer"),
+            ("flies planes", "a pilot"),
+            ("teaches children at school", "a teacher"),
+            ("treats sick animals", "a vet"),
+            ("cuts people's hair", "a hairdresser"),
+            ("makes tables from wood", "a carpenter"),
+            ("repairs cars", "a mechanic"),
+            ("catches fish", "a fisherman"),
+            ("travels into space", "an astronaut"),
+            ("repairs water pipes", "a plumber"),
+            ("writes news for a newspaper", "a journalist"),
+        ),
+        ask=(
+            "Who {work}?",
+            "Which person {work}?",
+            "What do we call a person who {work}?",
+            "What is the job of someone who {work}?",
+            "I forgot who {work}. Can you remind me?",
+            "Could you tell me which person {work}?",
+            "My neighbour {work}. What is my neighbour's job?",
+            "Which worker {work}?",
+        ),
+        ask_test=(
+            "Do you know who {work}?",
+            "Someone {work} every day. What is this person's job?",
+            "I would like to know who {work}.",
+        ),
+        answer="{who}.",
+        statements=(
+            "{who} {work}.",
+            "A person who {work} is {who}.",
+            "The job of {who}: this person {work}.",
+        ),
+    ),
+    Relation(
+        topic="professions",
+        language="zh",
+        columns=("work", "who"),
+        facts=(
+            ("给病人看病", "医生"),
+            ("在学校教书", "老师"),
+            ("种庄稼", "农民"),
+            ("开飞机", "飞行员"),
+            ("扑灭大火", "消防员"),
+            ("在饭店做菜", "厨师"),
+            ("给人剪头发", "理发师"),
+            ("送信", "邮递员"),
+            ("在海上捕鱼", "渔民"),
+            ("抓小偷", "警察"),
+            ("坐飞船上太空", "宇航员"),
+            ("写新闻报道", "记者"),
+            ("打扫街道", "清洁工"),
+        ),
+        ask=(
+            "谁{work}？",
+            "什么人{work}？",
+            "{work}的人叫什么？",
+            "请问{work}是什么职业？",
+            "我想知道{work}的人是谁。",
+            "我忘了谁{work}，提醒我一下。",
+            "他每天{work}，他是做什么的？",
+            "{work}是谁的工作？",
+        ),
+        ask_test=(
+            "你知道谁{work}吗？",
+            "能告诉我什么职业的人{work}吗？",
+            "有个人的工作是{work}，他是什么人？",
+        ),
+        answer="{who}。",
+        statements=(
+            "{who}{work}。",
+            "{work}的人是{who}。",
+            "{work}是{who}的工作。",
+        ),
+    ),
+)
