@@ -41,9 +41,9 @@ train() {
 # Small steps: on so little text the number of updates counts more than their precision.
 common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 20 --save_interval 1000)
 train pretrain train_pretrain.py --data_path dataset/sample_pretrain.jsonl \
-    --epochs 2 --learning_rate 1e-3 "${common[@]}" "$@"
+    --epochs 1 --learning_rate 1e-3 "${common[@]}" "$@"
 train full_sft train_full_sft.py --data_path dataset/sample_sft.jsonl \
-    --epochs 4 --learning_rate 1e-3 "${common[@]}" "$@"
+    --epochs 6 --learning_rate 1e-3 "${common[@]}" "$@"
 
 echo
 echo "talk to it:  $PYTHON eval_model.py --interactive --out_dir $OUT_DIR"
