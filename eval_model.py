@@ -20,17 +20,16 @@ from pathlib import Path
 
 import torch
 
-from dataset.jsonl import DataError, JsonlReader
+from dataset.jsonl import DataError, JsonlReader, clean_surrogates
 from dataset.packing import Piece, TokenBudgetCollate
-from dataset.pretrain import PRETRAIN
-from dataset.sft import SFT
+from dataset.stage_data import parse_any
 from dataset.tokenizer import BOS_ID, STOP_IDS, Tokenizer
 from model.device import DTYPES, DeviceError, autocast, choose_device, choose_dtype
+from model.files import find_path
 from model.generate import Sampling, generate, generate_all
 from model.metrics import evaluate
 from model.weights import WeightsError, find_weights, load_model
 
-ROOT = Path(__file__).resolve().parent
 QUESTIONS = (
     "你好，你是谁？", "中国的首都是哪里？", "请把“苹果”翻译成英文。", "一年有几个季节？",
     "讲一个小故事。",
@@ -92,9 +91,12 @@ class Chat:
     def replies(self, questions: list[str]) -> list[str]:
         """Greedy replies to many questions at once."""
         prompts = [self.prompt_ids([{"role": "user", "content": text}]) for text in questions]
-        with autocast(self.device, self.dtype):
-            outputs = generate_all(self.model, prompts, self.max_new_tokens,
-                                   Sampling(temperature=0), STOP_IDS)
+        try:
+            with autocast(self.device, self.dtype):
+                outputs = generate_all(self.model, prompts, self.max_new_tokens,
+                                       Sampling(temperature=0), STOP_IDS)
+        except ValueError as error:
+            raise DataError(str(error)) from None
         return [self.tokenizer.decode(ids) for ids in outputs]
 
 
@@ -129,14 +131,19 @@ def interact(chat: Chat) -> dict:
     messages: list[dict[str, str]] = []
     while True:
         try:
-            line = input(prompt).strip()
+            line = clean_surrogates(input(prompt)).strip()
         except (EOFError, KeyboardInterrupt):
             return {"messages": messages}
-        if line:
-            messages.append({"role": "user", "content": line})
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
             reply = say(chat, messages)
-            # An answer without a word, kept in the history, would only confuse the next one.
-            messages.append({"role": "assistant", "content": reply or "..."})
+        except DataError as error:
+            print(error)
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": reply})
 
 
 def parse_question(record: dict) -> dict[str, str]:
@@ -144,7 +151,10 @@ def parse_question(record: dict) -> dict[str, str]:
     for key in ("question", "answer"):
         if not isinstance(record.get(key), str) or not record[key].strip():
             raise ValueError(f'no "{key}" (a non-empty string)')
-    return {"topic": "all", **record}
+    if not isinstance(record.get("topic", ""), str):
+        raise ValueError('"topic" is not a string')
+    return {"question": clean_surrogates(record["question"]),
+            "answer": clean_surrogates(record["answer"]), "topic": record.get("topic", "all")}
 
 
 def normalised(text: str) -> str:
@@ -183,14 +193,10 @@ def score(chat: Chat, path: Path) -> dict:
 
 def measure(chat: Chat, path: Path) -> dict:
     """Loss over a data file; each document is taken whole, up to max_position_embeddings."""
-    def parse_either(record: dict) -> tuple:
-        stage = SFT if "conversations" in record or "messages" in record else PRETRAIN
-        return stage, stage.parse(record)
-
     longest = chat.model.config.max_position_embeddings
 
     def one_by_one():
-        examples = iter(JsonlReader(path, parse_either))
+        examples = iter(JsonlReader(path, parse_any))
         while some := list(islice(examples, 64)):
             for _, (stage, example) in some:
                 [document] = stage.encode(chat.tokenizer, [example])
@@ -234,13 +240,16 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     for name in ("out_dir", "test", "data_path"):
         given = getattr(args, name)
-        if given is not None:  # from where the user stands, then from the repository root
-            path = Path(given).expanduser()
-            setattr(args, name, path if path.exists() else ROOT / path)
+        if given is not None:
+            setattr(args, name, find_path(given, parser.get_default(name)))
+    if args.prompt is not None:
+        args.prompt = clean_surrogates(args.prompt)
     try:
         args.sampling = Sampling(args.temperature, args.top_p, args.top_k, args.repetition_penalty)
     except ValueError as error:
         parser.error(str(error))
+    if args.seed is not None and not 0 <= args.seed < 2**63:
+        parser.error(f"--seed {args.seed}: expected from 0 to below 2^63")
     if args.max_new_tokens < 1:
         parser.error(f"--max_new_tokens {args.max_new_tokens}: expected at least 1")
     return args
@@ -264,8 +273,12 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
     try:
         main()
+    except BrokenPipeError:  # whoever read our output (`| head`, say) has seen enough
+        sys.stderr.close()
+        sys.exit(1)
     except (DataError, DeviceError, WeightsError) as error:
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)

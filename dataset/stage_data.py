@@ -1,7 +1,7 @@
 """A stage's training and validation rows, and the lines that say what became of the data."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from argparse import Namespace
+from typing import Any
 
 import numpy as np
 
@@ -9,26 +9,25 @@ from dataset.document import Stage
 from dataset.jsonl import DataError
 from dataset.loader import PackedRows, split_documents
 from dataset.packing import make_plan
+from dataset.pretrain import PRETRAIN
+from dataset.sft import SFT
 from dataset.token_cache import TokenCache, open_token_cache
 from dataset.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class DataOptions:
-    """How a stage wants its data: the flags of the same names."""
-
-    data_path: Path
-    val_data_path: Path | None
-    cache_dir: Path
-    max_seq_len: int
-    seed: int
-    bad_lines: str
-    long_docs: str
+def parse_any(record: dict) -> tuple[Stage, Any]:
+    """A record of either kind: its stage and its example. Raises ValueError like the stages do."""
+    stage = SFT if "conversations" in record or "messages" in record else PRETRAIN
+    return stage, stage.parse(record)
 
 
-def open_data(stage: Stage, tokenizer: Tokenizer, options: DataOptions
+def open_data(stage: Stage, tokenizer: Tokenizer, options: Namespace
               ) -> tuple[PackedRows, PackedRows | None]:
-    """Packed training rows, and validation rows or None. Raises DataError."""
+    """Packed training rows, and validation rows or None. Raises DataError.
+
+    Of the options, the flags of these names count: data_path, val_data_path (or None), cache_dir,
+    bad_lines, long_docs, max_seq_len, seed.
+    """
     cache = open_token_cache(options.data_path, stage, tokenizer, options.bad_lines,
                              options.cache_dir)
     has_own_validation = options.val_data_path is not None
@@ -44,7 +43,7 @@ def open_data(stage: Stage, tokenizer: Tokenizer, options: DataOptions
     return train_set, pack(cache, held_out, stage, options, "validation")
 
 
-def pack(cache: TokenCache, documents: np.ndarray, stage: Stage, options: DataOptions,
+def pack(cache: TokenCache, documents: np.ndarray, stage: Stage, options: Namespace,
          purpose: str) -> PackedRows:
     """Plans the rows of some documents, and prints what was packed, split, cut and dropped."""
     whole = cache.lengths[documents]

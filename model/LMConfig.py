@@ -34,6 +34,13 @@ class LMConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
+        not_numbers = [
+            f"{field.name}={value!r}: expected a number"
+            for field in fields(self)
+            if not isinstance(value := getattr(self, field.name), (int, float, type(None)))
+        ]
+        if not_numbers:
+            raise ValueError("; ".join(not_numbers))
         if self.hidden_dim is None:
             # SwiGLU has three matrices where a plain feed-forward layer of size 4C has two, so
             # 2/3 * 4C keeps the parameter count (arXiv:2002.05202, section 2).
@@ -43,7 +50,7 @@ class LMConfig:
             f"{name}={getattr(self, name)}: expected a whole number of at least 1"
             for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim",
                          "max_position_embeddings")
-            if getattr(self, name) < 1
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1
         ]
         if not problems:
             if self.dim % (2 * self.n_heads):

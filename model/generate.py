@@ -70,8 +70,9 @@ class Sampling:
             problems.append(f"top_p {self.top_p}: expected above 0 and at most 1 (1 is off)")
         if self.top_k < 0:
             problems.append(f"top_k {self.top_k}: expected at least 0 (0 is off)")
-        if not self.repetition_penalty > 0:
-            problems.append(f"repetition_penalty {self.repetition_penalty}: expected above 0")
+        if not 0 < self.repetition_penalty < float("inf"):
+            problems.append(f"repetition_penalty {self.repetition_penalty}: expected above 0 and "
+                            "finite (1 is off)")
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -89,7 +90,9 @@ def next_token(logits: Tensor, seen: Tensor, how: Sampling, generator: torch.Gen
         logits = torch.where(seen, weaker, logits)
     if how.temperature == 0:
         return logits.argmax(dim=-1)
-    logits, token_ids = (logits / how.temperature).sort(dim=-1, descending=True)  # (B, V)
+    # Relative to the largest, so that no temperature, however small, divides into infinity.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / how.temperature
+    logits, token_ids = logits.sort(dim=-1, descending=True)  # (B, V)
     if how.top_k:
         logits[:, how.top_k :] = -torch.inf
     probs = logits.softmax(dim=-1)

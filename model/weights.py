@@ -7,15 +7,13 @@ folder, flushed to the disk, then renamed over the old one. Loading executes not
 """
 
 import json
-import os
-import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from model.files import find_path, write_atomically
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
 
@@ -25,28 +23,6 @@ TIED_COPY = "lm_head.weight"  # MiniMind2 files hold the tied matrix under this 
 
 class WeightsError(ValueError):
     """A weight file is missing, damaged, or not of the expected shape; the message says which."""
-
-
-def write_atomically(path: Path, write: Callable) -> None:
-    """Calls write(file) on a temporary binary file beside path, then renames it to path.
-
-    At every instant path is the old whole file or the new whole file (fsync before the rename,
-    and of the folder after it). On an error the temporary file is removed and path is untouched.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # Windows cannot open a folder, and needs no fsync of it
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
 
 
 def save_weights(path: Path, model: MiniMindLM, about: dict) -> None:
@@ -72,7 +48,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: there is no such weight file")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # damage shows as KeyError, AssertionError, struct.error, ...
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise WeightsError(
             f"{path}: not a weight file that can be read safely ({first_line}). Expected a plain "
@@ -152,8 +128,8 @@ def find_weights(given: str, out_dir: Path, dim: int | None = None) -> Path:
     The name `pretrain` stands for `pretrain_{dim}.pth`, whatever dim is if None. Raises
     WeightsError that lists what is there if no file fits, or several do.
     """
-    if Path(given).is_file():
-        return Path(given)
+    if find_path(given).is_file():
+        return find_path(given)
     if (out_dir / f"{given}.pth").is_file():
         return out_dir / f"{given}.pth"
     size = r"\d+" if dim is None else str(dim)

@@ -16,7 +16,6 @@ same bytes. Not here: tokenisation, and anything downloaded.
 
 import argparse
 import json
-import os
 import random
 import sys
 from collections import Counter
@@ -24,9 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
-if str(REPO_ROOT) not in sys.path:  # so that the script also runs from other directories
-    sys.path.insert(0, str(REPO_ROOT))
+sys.path.insert(0, str(REPO_ROOT))
 
+from model.files import write_atomically
 from scripts.sample_facts import FRAMES, RELATIONS, TEST_FRAMES, Relation
 
 STATEMENT_ROUNDS = 6  # how often pretraining tells each fact in prose
@@ -139,10 +138,8 @@ def pretrain_texts(rng: random.Random) -> list[str]:
 
 def write_jsonl(path: Path, records: list[dict]) -> None:
     """Write one JSON object per line; a reader sees the old file or the whole new one."""
-    temporary = path.with_name(path.name + f".tmp{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    os.replace(temporary, path)
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    write_atomically(path, lambda file: file.write("".join(lines).encode()))
 
 
 def print_counts(train: list[Example], test: list[Example]) -> None:

@@ -26,8 +26,6 @@ Not here: a normalizer (it would change the text), a chat template (see dataset/
 """
 
 import argparse
-import json
-import os
 import re
 import sys
 from collections import Counter
@@ -35,7 +33,13 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.jsonl import DataError, JsonlReader
+from dataset.pretrain import PRETRAIN
+from dataset.stage_data import parse_any
+from model.files import ROOT, find_path, write_atomically
+
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0 (pad), 1 (bos), 2 (eos)
 DEFAULT_MIX = {("text", "zh"): 1.25, ("text", "en"): 1, ("chat", "zh"): 3, ("chat", "en"): 5}
 MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
@@ -61,56 +65,20 @@ PATTERN = "|".join([
 ])
 
 
-class UserError(Exception):
-    """A mistake in what the user gave: printed without a traceback, exit status 2."""
-
-
-def find_file(path):
-    """`path` seen from here, or else from the repository root. Raises UserError if none."""
-    for candidate in (Path(path), ROOT / path):
-        if candidate.is_file():
-            return candidate
-    raise UserError(f"{path}: no such file (looked here and in {ROOT}); expected a JSONL file; "
-                    f"check the path, and unpack .xz files first (xz -dk)")
-
-
-def texts_of(record):
-    """[text] or the messages' contents of one JSON record; None if it is neither."""
-    if not isinstance(record, dict):
-        return None
-    if isinstance(record.get("text"), str):
-        return [record["text"]]
-    messages = record.get("conversations", record.get("messages"))
-    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        return None
-    texts = [m.get("content", m.get("value")) for m in messages]
-    return texts if all(isinstance(text, str) for text in texts) else None
-
-
 def read_texts(path, max_messages=0, take_every=1):
     """Yields (kind, text) for each document ("text") or message ("chat") of a JSONL file.
 
-    Streams line by line, taking lines 1, 1 + `take_every`, ... and of a conversation only the
-    first `max_messages` messages (0: all).
-    Raises UserError naming file:line for a line that is neither kind of record.
+    Takes lines 1, 1 + `take_every`, ... and of a conversation only the first `max_messages`
+    messages (0: all). Raises DataError that lists the faulty lines, if there are any.
     """
-    with open(find_file(path), encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if (number - 1) % take_every or not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            texts = texts_of(record)
-            if texts is None:
-                raise UserError(f'{path}:{number}: expected one JSON object, {{"text": ...}} or '
-                                f'{{"conversations": [...]}}; correct or remove the line: '
-                                f"{line[:80].rstrip()}")
-            kind = "text" if "text" in record else "chat"
-            for text in texts[:max_messages or None] if kind == "chat" else texts:
-                # JSON can spell half a surrogate pair, which UTF-8 cannot.
-                yield kind, re.sub("[\ud800-\udfff]", "\ufffd", text)
+    for number, (stage, example) in JsonlReader(path, parse_any):
+        if (number - 1) % take_every:
+            continue
+        if stage is PRETRAIN:
+            yield "text", example
+        else:
+            for message in example[: max_messages or None]:
+                yield "chat", message["content"]
 
 
 def language_of(text):
@@ -136,7 +104,7 @@ def mix_texts(paths, weights, max_messages=0, take_every=1):
 def train(texts, vocab_size, max_token_length, show_progress=False):
     """Trains on an iterable of strings and returns a `Tokenizer` of exactly `vocab_size` tokens.
 
-    Raises UserError if the texts hold too few distinct pairs for so many tokens.
+    Raises DataError if the texts hold too few distinct pairs for so many tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -153,23 +121,9 @@ def train(texts, vocab_size, max_token_length, show_progress=False):
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise UserError(f"the data yields {tokenizer.get_vocab_size():,} tokens, expected "
+        raise DataError(f"the data yields {tokenizer.get_vocab_size():,} tokens, expected "
                         f"{vocab_size:,}; give more text or a smaller --vocab_size")
     return tokenizer
-
-
-def save(tokenizer, path):
-    """Writes atomically: at every instant `path` is the old whole file or the new whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(tokenizer.to_str(pretty=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def measure(tokenizer, texts, batch_size=1000):
@@ -248,16 +202,20 @@ def main():
     args = parse_args()
     try:
         if args.report_path:
-            print_report(Tokenizer.from_file(str(find_file(args.tokenizer))), args.report_path)
+            print_report(Tokenizer.from_file(args.tokenizer), map(find_path, args.report_path))
             return
+        args.data_path = [find_path(path) for path in args.data_path]
         for path in args.data_path:
-            find_file(path)  # a missing second file is found before the first is read
+            if not path.is_file():  # a missing second file is found before the first is read
+                raise DataError(f"{path}: there is no such file; unpack .xz files first (xz -dk)")
         weights = {group: getattr(args, "weight_" + "_".join(group)) for group in DEFAULT_MIX}
         texts = mix_texts(args.data_path, weights, args.max_messages, args.take_every)
         tokenizer = train(texts, args.vocab_size, args.max_token_length, sys.stderr.isatty())
-        save(tokenizer, args.output)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        content = (tokenizer.to_str(pretty=True) + "\n").encode()
+        write_atomically(args.output, lambda file: file.write(content))
         print(f"wrote {args.output}: {tokenizer.get_vocab_size():,} tokens")
-    except UserError as error:
+    except DataError as error:
         print(f"train_tokenizer.py: {error}", file=sys.stderr)
         sys.exit(2)
 

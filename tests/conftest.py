@@ -1,6 +1,7 @@
 """Shared by all tests: the repository root on sys.path, the handed data, small helpers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 sys.path.insert(0, str(ROOT))
+
+# One thread, here and in started scripts: on models this small a second one only gets in the way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +56,32 @@ def shared():
     if not SHARED.is_dir():
         pytest.skip("../shared is not there (developers' data)")
     return SHARED
+
+
+@pytest.fixture
+def cache_dir(tmp_path):
+    """A folder for token caches of the test's own."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def corpus(write_jsonl):
+    """A pretraining file of forty texts, `cache_checks.TEXTS`."""
+    from cache_checks import TEXTS
+
+    return write_jsonl("corpus.jsonl", [{"text": text} for text in TEXTS])
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """A list that grows by one with every building of a token cache."""
+    from dataset import token_cache
+
+    calls, build = [], token_cache.build
+
+    def counted(path, *arguments):
+        calls.append(path)
+        return build(path, *arguments)
+
+    monkeypatch.setattr(token_cache, "build", counted)
+    return calls

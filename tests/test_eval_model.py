@@ -25,11 +25,6 @@ TAUGHT = {"What is the capital of France?": "Paris.", "中国的首都是哪里�
 CUT_SHORT = "x\ufffd"
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Matrices this small are quicker without a second thread, here and in subprocesses."""
-    torch.set_num_threads(1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def new_model(**changes) -> MiniMindLM:

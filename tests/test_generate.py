@@ -13,13 +13,6 @@ GREEDY = Sampling(temperature=0)
 PROMPTS = [[7, 3, 9], [5], [1, 2, 3, 4, 5, 6, 8, 9, 10], [11, 12, 13, 14]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices this small are several times quicker without a second thread to wait for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tiny_model(**changes) -> MiniMindLM:

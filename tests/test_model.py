@@ -19,15 +19,6 @@ from model.transformer import (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices this small are several times quicker without a second thread to wait for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def tiny_config(**changes) -> LMConfig:
     shape = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50,
              "hidden_dim": 48}

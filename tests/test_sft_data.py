@@ -4,6 +4,7 @@ Cases A20, A22 and A25, promise P2. The references go through one conversation a
 """
 
 import json
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from dataset.loader import batches_in_order
 from dataset.packing import IGNORED_TARGET
 from dataset.pretrain import PRETRAIN
 from dataset.sft import SFT, show_sample
-from dataset.stage_data import DataOptions, open_data, pack
+from dataset.stage_data import open_data, pack
 from dataset.token_cache import open_token_cache
 from dataset.tokenizer import BOS_ID, CONTROL_TOKENS, EOS_ID, PAD_ID
 
@@ -172,8 +173,8 @@ def cache(tokenizer, tmp_path_factory):
     return open_token_cache(path, SFT, tokenizer, cache_dir=folder / "cache")
 
 
-def options(path, max_seq_len) -> DataOptions:
-    return DataOptions(data_path=path, val_data_path=None, cache_dir=path.parent / "cache",
+def options(path, max_seq_len) -> Namespace:
+    return Namespace(data_path=path, val_data_path=None, cache_dir=path.parent / "cache",
                        max_seq_len=max_seq_len, seed=42, bad_lines="stop", long_docs="split")
 
 

@@ -15,7 +15,8 @@ from model.transformer import MiniMindLM
 from model.weights import read_state
 from trainer import train_full_sft, train_pretrain
 from trainer.common.engine import Engine
-from trainer.common.optim import make_adamw, warmup_cosine
+from trainer.common.optim import make_adamw
+from trainer.common.schedule import is_due, warmup_cosine
 
 TINY = ("--dim", 32, "--n_layers", 2, "--n_heads", 4, "--max_seq_len", 48, "--device", "cpu",
         "--num_workers", 0, "--warmup_steps", 0, "--log_interval", 1)
@@ -187,6 +188,12 @@ def test_learning_rate_schedule():
     short = [warmup_cosine(step, 20, 100, 1e-3, 0.1) for step in range(20)]
     assert max(short) == pytest.approx(1e-3) and short[-1] == pytest.approx(1e-4)
     assert warmup_cosine(0, 1, 100, 1e-3, 0.1) == pytest.approx(1e-3)
+
+
+def test_what_is_due():
+    """Intervals count finished steps; the last step is always due; 0 means only then."""
+    assert [step for step in range(10) if is_due(step, 4, 10)] == [3, 7, 9]
+    assert [step for step in range(10) if is_due(step, 0, 10)] == [9]
 
 
 def test_held_out_documents():

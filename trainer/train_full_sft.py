@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dataset.jsonl import DataError
 from dataset.loader import StepLoader, StepSampler, batches_in_order, steps_per_epoch
 from dataset.sft import SFT, show_sample
-from dataset.stage_data import DataOptions, open_data
+from dataset.stage_data import open_data
 from dataset.token_cache import open_token_cache
 from dataset.tokenizer import Tokenizer
 from model.device import autocast, choose_dtype
@@ -37,7 +37,8 @@ from trainer.common.distributed import start_distributed
 from trainer.common.engine import Engine
 from trainer.common.errors import run
 from trainer.common.logger import Logger, first_line
-from trainer.common.optim import make_adamw, warmup_cosine
+from trainer.common.optim import make_adamw
+from trainer.common.schedule import is_due, warmup_cosine
 
 
 def parse_arguments():
@@ -47,6 +48,7 @@ def parse_arguments():
     )
     parser.add_argument("--show_sample", type=int, nargs="?", const=3, default=0, metavar="N",
                         help="print N examples (3) token by token, what is learned, and end")
+    parser.set_defaults(long_docs="drop")  # SFT.cut leaves none that is longer than a row
     return parse_stage_arguments(parser)
 
 
@@ -68,15 +70,11 @@ def main():
     model.to(dist.device)
 
     # --- Data
-    train_set, val_set = open_data(SFT, tokenizer, DataOptions(
-        args.data_path, args.val_data_path, args.cache_dir, args.max_seq_len, args.seed,
-        args.bad_lines, long_docs="drop"))  # none is longer than a row: SFT.cut sees to it
+    train_set, val_set = open_data(SFT, tokenizer, args)
     token_budget = args.batch_size * args.max_seq_len  # positions in a micro-batch
     global_batch = args.batch_size * args.accumulation_steps * dist.world_size  # rows in a step
     epoch_steps = steps_per_epoch(len(train_set), global_batch)
-    total_steps = args.epochs * epoch_steps
-    if args.max_steps:
-        total_steps = min(total_steps, args.max_steps)
+    total_steps = min(args.epochs * epoch_steps, args.max_steps or sys.maxsize)
     sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
                           dist.rank, dist.world_size)
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
@@ -109,14 +107,12 @@ def main():
 
         logger.step(step, nats, tokens, rows.text_bytes, lr, grad_norm)
 
-        is_last = step + 1 == total_steps
         with logger.paused():
-            due = args.eval_interval and (step + 1) % args.eval_interval == 0
-            if val_set is not None and (due or is_last):
-                batches = batches_in_order(val_set, args.batch_size)
-                validation = evaluate(model, batches, token_budget, dist.device, dtype)
+            if val_set is not None and is_due(step, args.eval_interval, total_steps):
+                validation = evaluate(model, batches_in_order(val_set, args.batch_size),
+                                      token_budget, dist.device, dtype)
                 logger.validation(step, validation)
-            if (step + 1) % args.save_interval == 0 or is_last:
+            if is_due(step, args.save_interval, total_steps):
                 path = save_run(args, model, "full_sft", step + 1, tokenizer.hash, validation)
     logger.finish(f"saved {path}", loader.wait_seconds)
 

@@ -6,20 +6,10 @@ All problems are reported together, with exit status 2, before anything is loade
 import argparse
 import importlib.util
 import os
-from pathlib import Path
 
 from model.device import DTYPES
+from model.files import find_path
 from model.LMConfig import LMConfig
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def find_path(given: str) -> Path:
-    """A path that a user gave: looked up from where they stand, then from the repository root."""
-    path = Path(given).expanduser()
-    if not path.exists() and (ROOT / path).exists():
-        return ROOT / path
-    return path.absolute()
 
 
 def stage_parser(description: str, *, data_path: str, save_weight: str, from_weight: str,
@@ -137,6 +127,8 @@ def number_problems(args: argparse.Namespace) -> list[str]:
         for name, least in at_least.items()
         if not getattr(args, name) >= least
     ]
+    if args.seed >= 2**63:
+        problems.append(f"--seed {args.seed}: expected below 2^63")
     if not 0 < args.learning_rate < float("inf"):
         problems.append(f"--learning_rate {args.learning_rate}: expected above 0 and finite")
     if not 0 <= args.min_lr_ratio <= 1:
@@ -153,8 +145,7 @@ def path_problems(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     for name in ("data_path", "val_data_path", "cache_dir", "out_dir"):
         given = getattr(args, name)
         if given is not None:
-            is_default = given == parser.get_default(name)
-            setattr(args, name, ROOT / given if is_default else find_path(given))
+            setattr(args, name, find_path(given, parser.get_default(name)))
     for name in ("data_path", "val_data_path"):
         path = getattr(args, name)
         if path is not None and not path.is_file():

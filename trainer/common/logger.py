@@ -16,6 +16,7 @@ from model.device import describe
 from model.metrics import loss_metrics
 from model.transformer import MiniMindLM
 from trainer.common.distributed import Dist
+from trainer.common.schedule import is_due
 
 
 def memory_gib(device: torch.device) -> float:
@@ -141,9 +142,9 @@ class Logger:
         self.tokens += tokens
         self.text_bytes += text_bytes
         self.bar.update()
-        done = step + 1
-        if done % self.log_interval and done != self.total_steps:
+        if not is_due(step, self.log_interval, self.total_steps):
             return
+        done = step + 1
         metrics = loss_metrics(float(self.window_nats), self.window_tokens, self.window_bytes)
         seconds = time.perf_counter() - self.window_started
         row = {

@@ -1,6 +1,4 @@
-"""The optimizer and the learning-rate schedule."""
-
-import math
+"""The optimizer."""
 
 import torch
 from torch import nn
@@ -21,19 +19,3 @@ def make_adamw(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
     # One kernel for the whole update, where the device has it.
     fused = matrices[0].device.type in ("cuda", "cpu", "mps")
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=fused)
-
-
-def warmup_cosine(step: int, total_steps: int, warmup_steps: int, peak: float, min_ratio: float
-                  ) -> float:
-    """Learning rate of step 0, 1, ..., total_steps - 1.
-
-    It rises linearly to the peak over warmup_steps (at most a tenth of the run, so that a short run
-    reaches it), then follows half a cosine down to min_ratio * peak at the last step
-    (arXiv:1608.03983, without restarts).
-    """
-    warmup_steps = min(warmup_steps, total_steps // 10)
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
-    cosine = (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-    return peak * (min_ratio + (1 - min_ratio) * cosine)

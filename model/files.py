@@ -1,0 +1,41 @@
+"""Files: where a typed path is looked up, and how one is written whole or not at all."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]  # of the repository
+
+
+def find_path(given: str, default: str | None = None) -> Path:
+    """A relative path is looked up from where the user stands, then from the repository root.
+
+    The default is anchored at the root, wherever the program is run from. A path that exists
+    nowhere is taken from where the user stands. Returns an absolute path.
+    """
+    path = Path(given).expanduser()
+    if given == default or (not path.exists() and (ROOT / path).exists()):
+        return ROOT / path
+    return path.absolute()
+
+
+def write_atomically(path: Path, write: Callable) -> None:
+    """Calls write(file) on a temporary binary file beside path, then renames it to path.
+
+    At every instant path is the old whole file or the new whole file (fsync before the rename,
+    and of the folder after it). On an error the temporary file is removed and path is untouched.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # Windows cannot open a folder, and needs no fsync of it
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)

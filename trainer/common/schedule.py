@@ -1,0 +1,26 @@
+"""When things happen: the learning rate of a step, and what is due after it."""
+
+import math
+
+
+def warmup_cosine(step: int, total_steps: int, warmup_steps: int, peak: float, min_ratio: float
+                  ) -> float:
+    """Learning rate of step 0, 1, ..., total_steps - 1.
+
+    It rises linearly to the peak over warmup_steps (at most a tenth of the run, so that a short run
+    reaches it), then follows half a cosine down to min_ratio * peak at the last step
+    (arXiv:1608.03983, without restarts).
+    """
+    warmup_steps = min(warmup_steps, total_steps // 10)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
+    cosine = (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+    return peak * (min_ratio + (1 - min_ratio) * cosine)
+
+
+def is_due(step: int, interval: int, total_steps: int) -> bool:
+    """True after every interval-th step (counted from 0) and after the last; interval 0: only then.
+    """
+    done = step + 1
+    return done == total_steps or (interval > 0 and done % interval == 0)
