@@ -15,13 +15,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
-import torch
+import numpy as np
+from tqdm import tqdm
 
 from dataset.jsonl import DataError, JsonlReader, clean_surrogates
-from dataset.packing import Piece, TokenBudgetCollate
+from dataset.packing import TokenBudgetCollate, make_piece
 from dataset.stage_data import parse_any
 from dataset.tokenizer import BOS_ID, STOP_IDS, Tokenizer
 from model.device import DTYPES, DeviceError, autocast, choose_device, choose_dtype
@@ -100,14 +100,16 @@ class Chat:
         return [self.tokenizer.decode(ids) for ids in outputs]
 
 
-def say(chat: Chat, messages: list[dict[str, str]]) -> str:
-    """Prints a reply as it comes and returns it. Ctrl-C ends the reply, not the program."""
+def say(chat: Chat, messages: list[dict[str, str]], stoppable: bool = False) -> str:
+    """Prints a reply as it comes and returns it. If stoppable, Ctrl-C ends only the reply."""
     reply, begun, pieces = "", time.perf_counter(), 0
     try:
         for piece in chat.stream(messages):
             print(piece, end="", flush=True)
             reply, pieces = reply + piece, pieces + 1
     except KeyboardInterrupt:
+        if not stoppable:
+            raise
         print(" [stopped]", end="")
     print(f"\n[{pieces / (time.perf_counter() - begun):.0f} tokens/s]\n" if sys.stdout.isatty()
           else "\n")
@@ -138,7 +140,7 @@ def interact(chat: Chat) -> dict:
             continue
         messages.append({"role": "user", "content": line})
         try:
-            reply = say(chat, messages)
+            reply = say(chat, messages, stoppable=True)
         except DataError as error:
             print(error)
             messages.pop()
@@ -171,7 +173,7 @@ def score(chat: Chat, path: Path) -> dict:
     records = [record for _, record in JsonlReader(path, parse_question)]
     by_topic: dict[str, list[bool]] = {}
     wrong = []
-    for start in range(0, len(records), TEST_BATCH):
+    for start in tqdm(range(0, len(records), TEST_BATCH), disable=None, unit="batch"):
         batch = records[start : start + TEST_BATCH]
         for record, reply in zip(batch, chat.replies([record["question"] for record in batch])):
             right = normalised(reply) == normalised(record["answer"])
@@ -193,19 +195,18 @@ def score(chat: Chat, path: Path) -> dict:
 
 def measure(chat: Chat, path: Path) -> dict:
     """Loss over a data file; each document is taken whole, up to max_position_embeddings."""
+    for _ in JsonlReader(path, parse_any):
+        pass  # a fault in the last line is found now, not after the others were measured
     longest = chat.model.config.max_position_embeddings
 
     def one_by_one():
-        examples = iter(JsonlReader(path, parse_any))
-        while some := list(islice(examples, 64)):
-            for _, (stage, example) in some:
-                [document] = stage.encode(chat.tokenizer, [example])
-                ids, mask = document.ids[: longest + 1], document.loss_mask
-                share = (len(ids) - 1) / (len(document.ids) - 1)
-                piece = Piece(torch.tensor(ids).numpy(),
-                              None if mask is None else torch.tensor(mask[: longest + 1]).numpy(),
-                              document.text_bytes * share)
-                yield TokenBudgetCollate(len(ids) - 1)([[piece]])
+        for _, (stage, example) in tqdm(JsonlReader(path, parse_any), disable=None, unit="doc"):
+            [document] = stage.encode(chat.tokenizer, [example])
+            positions = min(len(document.ids) - 1, longest)
+            mask = None if document.loss_mask is None else np.array(document.loss_mask)
+            piece = make_piece(np.array(document.ids), mask, document.text_bytes, 0, positions)
+            # One whole document needs no mask between documents.
+            yield TokenBudgetCollate(positions)([[piece]])._replace(doc_ids=None)
 
     metrics = evaluate(chat.model, one_by_one(), longest, chat.device, chat.dtype)
     print(f"loss {metrics['loss']:.4f} | perplexity {metrics['ppl']:.3f} | bits per byte "
@@ -276,6 +277,8 @@ if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
     try:
         main()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # whoever read our output (`| head`, say) has seen enough
         sys.stderr.close()
         sys.exit(1)

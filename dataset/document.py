@@ -24,4 +24,4 @@ class Stage:
     name: str
     parse: Callable[[dict], Any]  # a JSON object -> an example; ValueError says what is wrong
     encode: Callable[[Tokenizer, list], list[Document]]  # many examples at once, on all cores
-    cut: Callable[[Any, int], np.ndarray]  # (cache, max_seq_len) -> tokens to keep of each document
+    cut: Callable[[Any, np.ndarray, int], np.ndarray]  # see `pretrain.cut` and `sft.cut`

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dataset.packing import Piece, Plan, Rows, TokenBudgetCollate
+from dataset.packing import Piece, Plan, Rows, TokenBudgetCollate, make_piece
 from dataset.token_cache import TokenCache
 
 EMPTY_ROW = -1  # fills the share of a process that has one row less than another
@@ -50,21 +50,12 @@ class PackedRows(Dataset):
         return [self.piece(index) for index in range(first, last)]
 
     def piece(self, index: int) -> Piece:
-        """Piece `index` of the plan. A part of a document gets its share of the text's bytes."""
+        """Piece `index` of the plan."""
         document = self.plan.documents[index]
-        begin = self.cache.offsets[document] + self.plan.starts[index]
-        end = begin + self.plan.positions[index] + 1
-        loss_mask, counting, counting_here = None, None, None
-        if self.cache.loss_mask is None:
-            counting = self.cache.offsets[document + 1] - self.cache.offsets[document] - 1
-            counting_here = self.plan.positions[index]
-        else:
-            whole = slice(self.cache.offsets[document], self.cache.offsets[document + 1])
-            counting = int(self.cache.loss_mask[whole].sum())
-            loss_mask = self.cache.loss_mask[begin:end]
-            counting_here = int(loss_mask[1:].sum())
-        text_bytes = float(self.cache.text_bytes[document] * counting_here / counting)
-        return Piece(self.cache.tokens[begin:end], loss_mask, text_bytes)
+        whole = slice(self.cache.offsets[document], self.cache.offsets[document + 1])
+        loss_mask = None if self.cache.loss_mask is None else self.cache.loss_mask[whole]
+        return make_piece(self.cache.tokens[whole], loss_mask, self.cache.text_bytes[document],
+                          self.plan.starts[index], self.plan.positions[index])
 
 
 class StepSampler(Sampler[list[int]]):
@@ -87,10 +78,10 @@ class StepSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return max(self.total_steps - self.start_step, 0)
 
-    def rows_of_step(self, step: int, epoch_order: np.ndarray) -> np.ndarray:
+    def rows_of_step(self, step: int, order: np.ndarray) -> np.ndarray:
         """All processes' rows of a step, given the order of its epoch."""
         start = step % self.steps_per_epoch * self.global_batch
-        return epoch_order[start : start + self.global_batch]
+        return order[start : start + self.global_batch]
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, order = None, None

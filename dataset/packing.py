@@ -76,9 +76,9 @@ def best_fit_rows(positions: np.ndarray, max_seq_len: int, rng: np.random.Genera
 
     From the longest piece to the shortest, each goes into the fullest row that still has room for
     it, or into a new one. Pieces of one length are placed together: rows lie in buckets by their
-    free space, and as the tightest bucket that fits is emptied first, whole buckets move at once.
-    So a million documents cost max_seq_len bucket moves or so each, not a search each. Pieces of
-    equal length are taken in random order.
+    free space, and as the tightest bucket that fits is emptied first, whole buckets move at once:
+    a million documents cost a few moves for each length there is, not a search for each document.
+    Pieces of equal length are taken in random order.
     """
     shuffled = rng.permutation(len(positions))
     by_length = shuffled[np.argsort(-positions[shuffled], kind="stable")]
@@ -135,17 +135,27 @@ class Piece(NamedTuple):
     text_bytes: float  # UTF-8 bytes of the text that its counting targets spell
 
 
+def make_piece(ids: np.ndarray, loss_mask: np.ndarray | None, text_bytes: float, start: int,
+               positions: int) -> Piece:
+    """Positions start ... of a whole document. Its bytes are shared out by counting targets."""
+    part = slice(start, start + positions + 1)
+    if loss_mask is None:
+        return Piece(ids[part], None, text_bytes * positions / (len(ids) - 1))
+    share = int(loss_mask[part][1:].sum()) / int(loss_mask[1:].sum())
+    return Piece(ids[part], loss_mask[part], text_bytes * share)
+
+
 class Rows(NamedTuple):
     """Rows as tensors: what a model's forward takes, and what they hold.
 
     input_ids, targets, position_ids, doc_ids: int64 (N, max_seq_len). Padding has targets
-    IGNORED_TARGET and doc_ids PAD_DOC_ID.
+    IGNORED_TARGET and doc_ids PAD_DOC_ID. doc_ids None: each row is one document.
     """
 
     input_ids: Tensor
     targets: Tensor
     position_ids: Tensor
-    doc_ids: Tensor
+    doc_ids: Tensor | None
     num_supervised: int
     text_bytes: float
 
@@ -157,10 +167,12 @@ class Rows(NamedTuple):
         count, max_seq_len = self.input_ids.shape
         step = max(token_budget // max_seq_len, 1)
         names = ("input_ids", "targets", "position_ids", "doc_ids")
+        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        pinned = device.type == "cuda"  # only pinned memory may be copied behind our back
         for start in range(0, count, step):
             micro_batch = {
-                name: getattr(self, name)[start : start + step].to(device, non_blocking=True)
-                for name in names
+                name: tensor[start : start + step].to(device, non_blocking=pinned)
+                for name, tensor in tensors.items()
             }
             yield micro_batch, start + step >= count
 

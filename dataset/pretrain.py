@@ -27,9 +27,9 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Document]:
     ]
 
 
-def cut(cache, max_seq_len: int) -> np.ndarray:
+def cut(cache, documents: np.ndarray, max_seq_len: int) -> np.ndarray:
     """Every document whole: `packing.py` splits the long ones (or drops them, --long_docs)."""
-    return cache.lengths
+    return cache.lengths[documents]
 
 
 PRETRAIN = Stage("pretrain", parse, encode, cut)

@@ -50,16 +50,16 @@ def encode(tokenizer: Tokenizer, conversations: list[list[dict[str, str]]]) -> l
     return documents
 
 
-def cut(cache, max_seq_len: int) -> np.ndarray:
+def cut(cache, documents: np.ndarray, max_seq_len: int) -> np.ndarray:
     """How many tokens of each conversation to keep so that it fits a row of max_seq_len positions.
 
     One too long is cut after the last answer that ends inside the row; if not even the first does,
     at the row's end, without its end mark. 0 drops one that has no target inside the row.
-    Returns int64 (documents,).
+    documents are indices; returns int64 of the same length.
     """
-    lengths = cache.lengths.copy()
+    lengths = cache.lengths[documents]
     for index in np.flatnonzero(lengths > max_seq_len + 1):
-        start = cache.offsets[index]
+        start = cache.offsets[documents[index]]
         ids = cache.tokens[start : start + max_seq_len + 1]
         mask = cache.loss_mask[start : start + max_seq_len + 1]
         answer_ends = np.flatnonzero((ids == EOS_ID) & (mask == 1))
@@ -82,4 +82,4 @@ def show_sample(cache, tokenizer: Tokenizer, count: int) -> str:
     return "\n".join(lines)
 
 
-SFT = Stage("sft", parse, encode, cut)
+SFT = Stage("full_sft", parse, encode, cut)

@@ -47,7 +47,7 @@ def pack(cache: TokenCache, documents: np.ndarray, stage: Stage, options: Namesp
          purpose: str) -> PackedRows:
     """Plans the rows of some documents, and prints what was packed, split, cut and dropped."""
     whole = cache.lengths[documents]
-    kept = stage.cut(cache, options.max_seq_len)[documents]
+    kept = stage.cut(cache, documents, options.max_seq_len)
     plan = make_plan(documents, kept, options.max_seq_len, options.seed, options.long_docs)
     if plan.num_rows == 0:
         raise DataError(f"{cache.source}: nothing is left for {purpose}, every document is too "

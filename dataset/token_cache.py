@@ -1,7 +1,7 @@
 """JSONL -> memory-mapped token files, once.
 
     dataset/.cache/<key>/tokens.bin        all documents' ids, one after the other (uint16)
-                         loss_mask.bin     one byte a token; only where a stage has a mask
+                         loss_mask.bin     one byte a token; empty if every token is a target
                          offsets.npy       where each document begins in tokens.bin, int64
                          text_bytes.npy    UTF-8 bytes of each document's counting text, int64
                          line_numbers.npy  the line of the JSONL file it came from, int64
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from array import array
 from pathlib import Path
 
@@ -78,13 +79,22 @@ def file_lock(path: Path, message: str):
         else:
             import msvcrt
 
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            waiting = False
+            while True:
+                try:
+                    file.seek(0)
+                    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                    break
+                except OSError:
+                    if not waiting:
+                        print(message, flush=True)
+                    waiting = True
+                    time.sleep(1)
         yield
 
 
 def content_hash(path: Path) -> str:
-    """A hash of a file's bytes (about 1 GB/s). Raises DataError if it cannot be read."""
+    """A hash of a file's bytes. Raises DataError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=12)
     try:
         with open(path, "rb") as file:

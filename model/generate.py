@@ -48,7 +48,7 @@ class KVCache:
         return self.doc_ids.shape[1]
 
     def append_doc_ids(self, doc_ids: Tensor) -> Tensor:
-        """Notes the documents of T new positions; returns those of all S, (B, S)."""
+        """Notes the documents (B, T) of T new positions; returns those of all S, (B, S)."""
         self.doc_ids = torch.cat((self.doc_ids, doc_ids), dim=1)
         return self.doc_ids
 
@@ -154,7 +154,7 @@ def generate(
         yield [None if done else token for done, token in zip(finished, new)]
         input_ids = tokens[:, None]  # (B, 1)
         position_ids = position_ids[:, -1:] + 1
-        doc_ids = torch.zeros_like(input_ids)
+        doc_ids = torch.zeros_like(input_ids)  # new tokens belong to the prompt's document
 
 
 def generate_all(model: MiniMindLM, prompts: list[list[int]], max_new_tokens: int,

@@ -13,8 +13,10 @@
         |
     logits (B, T, V), or the summed cross entropy if targets are given
 
-Parameter names are those of MiniMind2 and of Hugging Face Llama, so weights go both ways. Legend in
-`LMConfig.py`. Not here: the KV cache and sampling (`generate.py`), weight files (`weights.py`).
+Parameter names are those of MiniMind2 and of Hugging Face Llama, so weights go both ways. Letters:
+B batch, T sequence, S sequence that attention sees, C dim, H query heads, K key/value heads, D head
+dim, V vocabulary, F feed-forward. Not here: the KV cache and sampling (`generate.py`), weight files
+(`weights.py`).
 """
 
 import torch
@@ -199,13 +201,13 @@ class MiniMindLM(nn.Module):
         seen = 0 if kv_cache is None else kv_cache.length
         if position_ids is None:
             position_ids = torch.arange(seen, seen + T, device=input_ids.device).expand(B, T)
-        if doc_ids is None and kv_cache is not None:
-            doc_ids = torch.zeros_like(input_ids)
-        mask = None  # a single document needs none: attention is then plainly causal
         if kv_cache is not None:
+            doc_ids = torch.zeros_like(input_ids) if doc_ids is None else doc_ids
             mask = attention_mask(doc_ids, kv_cache.append_doc_ids(doc_ids))
         elif doc_ids is not None:
             mask = attention_mask(doc_ids, doc_ids)
+        else:
+            mask = None  # each row is one document, so attention is plainly causal
 
         cos, sin = rotary_table(position_ids, self.config.head_dim, self.config.rope_theta)
         embedding = self.model.embed_tokens

@@ -125,8 +125,9 @@ def fill_model(model: MiniMindLM, state: dict[str, Tensor], source: str) -> None
 def find_weights(given: str, out_dir: Path, dim: int | None = None) -> Path:
     """The file that `--weight` or `--from_weight` names: a file, or a name in out_dir.
 
-    The name `pretrain` stands for `pretrain_{dim}.pth`, whatever dim is if None. Raises
-    WeightsError that lists what is there if no file fits, or several do.
+    The name `pretrain` stands for `pretrain_{dim}.pth`. With dim None that is the one file of any
+    dim, or, of several, the one of the default dim. Raises WeightsError that lists what is there if
+    no file fits, or several do.
     """
     if find_path(given).is_file():
         return find_path(given)
@@ -135,8 +136,9 @@ def find_weights(given: str, out_dir: Path, dim: int | None = None) -> Path:
     size = r"\d+" if dim is None else str(dim)
     there = sorted(out_dir.glob("*.pth")) if out_dir.is_dir() else []
     fitting = [path for path in there if re.fullmatch(rf"{re.escape(given)}_{size}", path.stem)]
-    if len(fitting) == 1:
-        return fitting[0]
+    default = out_dir / f"{given}_{LMConfig().dim}.pth"
+    if len(fitting) == 1 or default in fitting:
+        return default if default in fitting else fitting[0]
     names = ", ".join(path.stem for path in fitting or there if "_resume" not in path.stem)
     raise WeightsError(
         f"{given!r}: {'several weights fit' if fitting else 'no such weights'}; in {out_dir} there "

@@ -35,10 +35,11 @@ def download(url: str, path: Path, timeout: float = 60) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if not (error.code == 416 and have):  # "range not satisfiable": all of it is here already
-            raise
-        part.rename(path)
-        return
+        # "Range not satisfiable": nothing is left to fetch, if the server's size is what is here.
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
+            part.rename(path)
+            return
+        raise
     with response:
         if response.status != 206:  # the server starts from the beginning
             have = 0
@@ -72,8 +73,8 @@ def main():
         try:
             download(url, path)
         except OSError as error:
-            print(f"{url}: {error}. Run the command again to go on where it stopped, or try "
-                  "another --source.", file=sys.stderr)
+            print(f"{url}: {error}. Run the command again to go on where it stopped, or "
+                  f"delete {path.name}.part and try another --source.", file=sys.stderr)
             sys.exit(2)
         print(f"{path}: {path.stat().st_size / 1e6:,.0f} MB")
 

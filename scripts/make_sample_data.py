@@ -22,10 +22,9 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-REPO_ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPO_ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.files import write_atomically
+from model.files import ROOT, write_atomically
 from scripts.sample_facts import FRAMES, RELATIONS, TEST_FRAMES, Relation
 
 STATEMENT_ROUNDS = 6  # how often pretraining tells each fact in prose
@@ -164,7 +163,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--output_dir",
         type=Path,
-        default=REPO_ROOT / "dataset",
+        default=ROOT / "dataset",
         help="folder for the three files, made if missing (default: dataset/ of the repository)",
     )
     parser.add_argument(

@@ -39,13 +39,14 @@ train() {
 }
 
 # Small steps: on so little text the number of updates counts more than their precision.
-common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 20 --save_interval 1000)
+common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --save_interval 1000)
 train pretrain train_pretrain.py --data_path dataset/sample_pretrain.jsonl \
-    --epochs 1 --learning_rate 1e-3 "${common[@]}" "$@"
+    --epochs 1 --learning_rate 1e-3 --warmup_steps 6 "${common[@]}" "$@"
 train full_sft train_full_sft.py --data_path dataset/sample_sft.jsonl \
-    --epochs 6 --learning_rate 1e-3 "${common[@]}" "$@"
+    --epochs 6 --learning_rate 1e-3 --warmup_steps 20 "${common[@]}" "$@"
 
+weight="$(ls -t "$OUT_DIR"/full_sft_*.pth | head -n 1)"
 echo
-echo "talk to it:  $PYTHON eval_model.py --interactive --out_dir $OUT_DIR"
+echo "talk to it:  $PYTHON eval_model.py --interactive --weight $weight"
 echo "scoring it on dataset/sample_test.jsonl ..."
-"$PYTHON" eval_model.py --test dataset/sample_test.jsonl --out_dir "$OUT_DIR"
+"$PYTHON" eval_model.py --test dataset/sample_test.jsonl --weight "$weight"

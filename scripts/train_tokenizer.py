@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dataset.jsonl import DataError, JsonlReader
 from dataset.pretrain import PRETRAIN
 from dataset.stage_data import parse_any
+from dataset.tokenizer import CONTROL_TOKENS
 from model.files import ROOT, find_path, write_atomically
 
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0 (pad), 1 (bos), 2 (eos)
 DEFAULT_MIX = {("text", "zh"): 1.25, ("text", "en"): 1, ("chat", "zh"): 3, ("chat", "en"): 5}
-MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+MIN_VOCAB_SIZE = len(CONTROL_TOKENS) + 256
 
 # A token never crosses the border between two pieces of this pattern; the first alternative that
 # fits wins.
@@ -114,7 +114,7 @@ def train(texts, vocab_size, max_token_length, show_progress=False):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS],
+        special_tokens=[AddedToken(t, special=True, normalized=False) for t in CONTROL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # all 256 bytes, seen or not
         max_token_length=max_token_length or None,
         show_progress=show_progress,
@@ -202,7 +202,8 @@ def main():
     args = parse_args()
     try:
         if args.report_path:
-            print_report(Tokenizer.from_file(args.tokenizer), map(find_path, args.report_path))
+            tokenizer = Tokenizer.from_file(str(find_path(args.tokenizer)))
+            print_report(tokenizer, map(find_path, args.report_path))
             return
         args.data_path = [find_path(path) for path in args.data_path]
         for path in args.data_path:

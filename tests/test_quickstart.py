@@ -64,7 +64,9 @@ class RangeHandler(http.server.BaseHTTPRequestHandler):
         self.requests.append(asked)
         start = int(asked.split("=")[1].split("-")[0]) if asked else 0
         if start >= len(self.content):
-            self.send_error(416)
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(self.content)}")
+            self.end_headers()
             return
         self.send_response(206 if asked else 200)
         body = self.content[start:]
@@ -102,3 +104,8 @@ def test_download_whose_last_byte_was_there(server_url, tmp_path):
     Path(f"{path}.part").write_bytes(RangeHandler.content)
     download(server_url, path, timeout=5)
     assert path.read_bytes() == RangeHandler.content
+    longer = tmp_path / "longer.jsonl"
+    Path(f"{longer}.part").write_bytes(RangeHandler.content + b"of another file")
+    with pytest.raises(OSError):
+        download(server_url, longer, timeout=5)
+    assert not longer.exists()

@@ -189,7 +189,7 @@ MAX_SEQ_LENS = [4, 8, 11, 16, 31, 32, 33, 64, 100, 150, 200, 340, 2000]
 @pytest.mark.parametrize("max_seq_len", MAX_SEQ_LENS)
 def test_cut_keeps_what_the_policy_says(cache, tokenizer, max_seq_len):
     """Kept whole, up to the last answer that fits, up to the row's end, or not at all (A20)."""
-    kept = SFT.cut(cache, max_seq_len)
+    kept = SFT.cut(cache, np.arange(len(cache.lengths)), max_seq_len)
     assert kept.dtype == np.int64
     assert kept.tolist() == [keep(tokenizer, messages, max_seq_len) for messages in LONG]
 
@@ -200,7 +200,7 @@ def test_every_row_length_cuts_as_the_policy_says(cache, tokenizer):
     ends = {keep(tokenizer, LONG[index], n) for n in range(1, 80)}
     assert len(ends) > 4  # dropped, cut at the row's end, after the first answer, whole
     for n in range(1, 80):
-        assert SFT.cut(cache, n)[index] == keep(tokenizer, LONG[index], n)
+        assert SFT.cut(cache, np.array([index]), n)[0] == keep(tokenizer, LONG[index], n)
 
 
 @pytest.mark.parametrize("max_seq_len", MAX_SEQ_LENS)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from scripts.train_tokenizer import SPECIAL_TOKENS, language_of, measure, mix_texts, read_texts
+from dataset.tokenizer import CONTROL_TOKENS
+from scripts.train_tokenizer import language_of, measure, mix_texts, read_texts
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "train_tokenizer.py"
@@ -82,7 +83,7 @@ def test_shipped_vocabulary(tokenizer):
     """6,400 tokens, control tokens at 0-2, all 256 bytes, and nothing that alters text."""
     assert tokenizer.get_vocab_size() == 6400
     assert sorted(tokenizer.get_vocab().values()) == list(range(6400))
-    assert [tokenizer.id_to_token(i) for i in range(3)] == SPECIAL_TOKENS
+    assert [tokenizer.id_to_token(i) for i in range(3)] == CONTROL_TOKENS
     added = tokenizer.get_added_tokens_decoder()
     assert sorted(added) == [0, 1, 2]
     assert all(token.special and not token.normalized for token in added.values())
@@ -130,7 +131,7 @@ def test_training_is_deterministic(sample, tmp_path):
     assert [path.name for path in output.parent.iterdir()] == ["tokenizer.json"]
     trained = Tokenizer.from_file(str(output))
     assert trained.get_vocab_size() == 340
-    assert [trained.id_to_token(i) for i in range(3)] == SPECIAL_TOKENS
+    assert [trained.id_to_token(i) for i in range(3)] == CONTROL_TOKENS
     report = run_script("--report_path", sample, "--tokenizer", output)
     assert report.returncode == 0 and report.stdout.count("\n") == 3, report.stderr
 

@@ -150,7 +150,7 @@ def test_float16_scales_and_others_do_not():
     """A08: the scaler is on for float16 and only for it."""
     parameter = torch.nn.Parameter(torch.ones(2))
     for dtype, on in ((torch.float16, True), (torch.bfloat16, False), (torch.float32, False)):
-        engine = Engine(torch.optim.SGD([parameter]), torch.device("cpu"), dtype)
+        engine = Engine(torch.optim.SGD([parameter], fused=True), torch.device("cpu"), dtype)
         assert engine.scaler.is_enabled() is on
 
 
@@ -158,12 +158,30 @@ def test_float16_scales_and_others_do_not():
 def test_grad_clip(grad_clip, moved):
     """A10: 0 leaves the gradient alone; otherwise its norm is at most --grad_clip."""
     parameter = torch.nn.Parameter(torch.zeros(2))
-    engine = Engine(torch.optim.SGD([parameter]), torch.device("cpu"), torch.float32)
+    engine = Engine(torch.optim.SGD([parameter], fused=True), torch.device("cpu"), torch.float32)
     engine.backward((parameter * torch.tensor([30.0, 40.0])).sum())
     norm = engine.update(lr=1.0, grad_clip=grad_clip)
     assert norm.item() == pytest.approx(50.0)
     assert parameter.norm().item() == pytest.approx(moved, rel=1e-4)
     assert parameter.grad is None, "gradients must not leak into the next step"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
+    """A11: one bad gradient costs one step, which is counted; no weight or moment changes."""
+    model = torch.nn.Linear(2, 2)
+    engine = Engine(make_adamw(model, 0.1), torch.device("cpu"), dtype)
+    before = [parameter.clone() for parameter in model.parameters()]
+    engine.backward(model(torch.tensor([1.0, bad])).sum())
+    engine.update(lr=0.1, grad_clip=1.0)
+    assert engine.skipped_steps == 1
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+    engine.backward(model(torch.ones(2)).sum())
+    engine.update(lr=0.1, grad_clip=1.0)
+    assert engine.skipped_steps == 1
+    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_weight_decay_is_on_matrices_only():
@@ -186,7 +204,7 @@ def test_learning_rate_schedule():
     assert np.interp(middle, range(1000), rates) == pytest.approx(5.5e-4, rel=1e-3)
     assert all(np.diff(rates[:100]) > 0) and all(np.diff(rates[100:]) < 0)
     short = [warmup_cosine(step, 20, 100, 1e-3, 0.1) for step in range(20)]
-    assert max(short) == pytest.approx(1e-3) and short[-1] == pytest.approx(1e-4)
+    assert short[9] == max(short) == pytest.approx(1e-3) and short[-1] == pytest.approx(1e-4)
     assert warmup_cosine(0, 1, 100, 1e-3, 0.1) == pytest.approx(1e-3)
 
 

@@ -16,6 +16,7 @@ defaults, and --show_sample; the loop is the same.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -64,9 +65,9 @@ def main():
     torch.manual_seed(args.seed)
 
     # --- Model
-    model = MiniMindLM(args.config)
+    model = MiniMindLM(replace(args.config, vocab_size=tokenizer.vocab_size))
     check_space(args, model)
-    start_weights(model, args)
+    start_weights(model, args, tokenizer.hash)
     model.to(dist.device)
 
     # --- Data
@@ -87,7 +88,7 @@ def main():
     train_model = torch.compile(model) if args.use_compile else model
 
     # --- Loop
-    print(first_line(model, args, dist, dtype, global_batch, total_steps))
+    print(first_line(model, args, dist, dtype, global_batch, total_steps), flush=True)
     logger = Logger(args, run_name(args), total_steps, epoch_steps, dist.device)
     validation = {}
     model.train()
@@ -105,15 +106,16 @@ def main():
             nats += loss.detach()
         grad_norm = engine.update(lr, args.grad_clip)
 
-        logger.step(step, nats, tokens, rows.text_bytes, lr, grad_norm)
+        logger.step(step, nats, tokens, rows.text_bytes, lr, grad_norm, engine.skipped_steps)
 
         with logger.paused():
             if val_set is not None and is_due(step, args.eval_interval, total_steps):
-                validation = evaluate(model, batches_in_order(val_set, args.batch_size),
-                                      token_budget, dist.device, dtype)
-                logger.validation(step, validation)
+                batches = batches_in_order(val_set, args.batch_size)
+                metrics = evaluate(model, batches, token_budget, dist.device, dtype)
+                validation = {"step": step + 1, **metrics}
+                logger.validation(step, metrics)
             if is_due(step, args.save_interval, total_steps):
-                path = save_run(args, model, "full_sft", step + 1, tokenizer.hash, validation)
+                path = save_run(args, model, SFT.name, step + 1, tokenizer.hash, validation)
     logger.finish(f"saved {path}", loader.wait_seconds)
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import os
 
 from model.device import DTYPES
-from model.files import find_path
+from model.files import ROOT, find_path
 from model.LMConfig import LMConfig
 
 
@@ -63,7 +63,7 @@ def add_optimization_flags(group, learning_rate: float) -> None:
     group.add_argument("--min_lr_ratio", type=float, default=0.1,
                        help="final learning rate as a fraction of the peak")
     group.add_argument("--warmup_steps", "--warmup_iters", type=int, default=100,
-                       help="optimizer steps of linear warm-up (at most a tenth of the run)")
+                       help="optimizer steps of linear warm-up (at most half of the run)")
     group.add_argument("--weight_decay", type=float, default=0.1, help="on matrices only, 0 = off")
     group.add_argument("--grad_clip", "--max_grad_norm", type=float, default=1.0,
                        help="largest gradient norm, 0 = off")
@@ -75,7 +75,8 @@ def add_run_flags(group, save_weight: str) -> None:
     group.add_argument("--out_dir", "--save_dir", default="out", help="folder of all results")
     group.add_argument("--save_weight", default=save_weight,
                        help="name of the results: NAME_DIM.pth and so on")
-    group.add_argument("--from_resume", default=0, **switch, help="1 = go on where a run ended")
+    group.add_argument("--from_resume", default=0, **switch,
+                       help="1 = go on where a run ended (not here yet)")
     group.add_argument("--save_interval", type=int, default=100, help="steps between saves")
     group.add_argument("--log_interval", type=int, default=10, help="steps between log lines")
     group.add_argument("--eval_interval", type=int, default=500,
@@ -90,7 +91,8 @@ def add_run_flags(group, save_weight: str) -> None:
     group.add_argument("--tracker", choices=("swanlab", "wandb"), default="swanlab",
                        help="which one; both honour their offline modes")
     group.add_argument("--wandb_project", default="minimind", help="project name in the tracker")
-    group.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # launchers'
+    # Launchers add it; the environment says the same.
+    group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
 
 
 def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | None = None
@@ -101,6 +103,9 @@ def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | Non
     """
     args = parser.parse_args(argv)
     problems = number_problems(args)
+    if args.from_resume:
+        problems.append("--from_resume 1: not here yet; --from_weight NAME starts a new run from "
+                        "saved weights")
     try:
         args.config = LMConfig(dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads,
                                n_kv_heads=args.n_kv_heads, dropout=args.dropout)
@@ -149,10 +154,11 @@ def path_problems(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     for name in ("data_path", "val_data_path"):
         path = getattr(args, name)
         if path is not None and not path.is_file():
+            scripts = os.path.relpath(ROOT / "scripts")
             problems.append(
-                f"--{name} {path}: there is no such file. `python scripts/download_data.py` "
-                f"fetches MiniMind's data; `python scripts/make_sample_data.py` writes a small "
-                f"sample (dataset/sample_{'sft' if 'sft' in path.name else 'pretrain'}.jsonl)"
+                f"--{name} {path}: there is no such file. `python {scripts}/download_data.py` "
+                f"fetches MiniMind's data; `python {scripts}/make_sample_data.py` writes a small "
+                "sample, dataset/sample_pretrain.jsonl and dataset/sample_sft.jsonl"
             )
     if os.sep in args.save_weight or "/" in args.save_weight or args.save_weight in ("", ".", ".."):
         problems.append(f"--save_weight {args.save_weight!r}: expected a plain name, no path")

@@ -6,7 +6,14 @@ import sys
 from pathlib import Path
 
 from model.transformer import MiniMindLM
-from model.weights import WeightsError, fill_model, find_weights, read_state, save_weights
+from model.weights import (
+    WeightsError,
+    fill_model,
+    find_weights,
+    read_config,
+    read_state,
+    save_weights,
+)
 
 
 def run_name(args: argparse.Namespace) -> str:
@@ -14,12 +21,27 @@ def run_name(args: argparse.Namespace) -> str:
     return f"{args.save_weight}_{args.dim}"
 
 
-def start_weights(model: MiniMindLM, args: argparse.Namespace) -> None:
-    """Fills the model with --from_weight, unless that is `none`. Raises WeightsError."""
+def start_weights(model: MiniMindLM, args: argparse.Namespace, tokenizer_hash: str) -> None:
+    """Fills the model with --from_weight, unless that is `none`.
+
+    Raises WeightsError if they do not fit. Tensors alone do not tell all: another number of heads,
+    or another tokenizer, can have the same shapes, so the `.json` is compared where there is one.
+    """
     if args.from_weight == "none":
         return
     path = find_weights(args.from_weight, args.out_dir, args.dim)
-    fill_model(model, read_state(path), str(path))
+    state = read_state(path)
+    if path.with_suffix(".json").is_file():
+        config, about = read_config(path, state)
+        wanted = {**model.config.to_dict(), "dropout": config.dropout}
+        problems = [f"{name} is {value}, expected {wanted[name]}"
+                    for name, value in config.to_dict().items() if value != wanted[name]]
+        if about.get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
+            problems.append("made with another model/tokenizer.json")
+        if problems:
+            raise WeightsError(f"{path.with_suffix('.json')}: {'; '.join(problems)}. Give the "
+                               "flags that the weights were trained with.")
+    fill_model(model, state, str(path))
     print(f"starting from {path}")
 
 

@@ -10,16 +10,12 @@ from model.device import DeviceError, choose_device
 
 @dataclass(frozen=True)
 class Dist:
-    """Who this process is. Only rank 0 (`is_main`) prints, logs and saves."""
+    """Who this process is."""
 
     rank: int
     local_rank: int
     world_size: int
     device: torch.device
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
 
     def sum(self, value: float) -> float:
         """The sum of a number over all processes."""
@@ -37,4 +33,7 @@ def start_distributed(device_name: str) -> Dist:
     if world_size > 1:
         raise DeviceError(f"WORLD_SIZE={world_size}: training on several processes is not here "
                           "yet; launch with --nproc_per_node=1")
-    return Dist(rank, local_rank, world_size, choose_device(device_name, local_rank))
+    device = choose_device(device_name, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # or helpers would open a context on GPU 0 as well
+    return Dist(rank, local_rank, world_size, device)

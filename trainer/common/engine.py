@@ -7,14 +7,16 @@ from torch import Tensor
 class Engine:
     """Backward, then unscale, clip, step and zero, in the order that mixed precision needs.
 
-    With float16 the scaler multiplies the loss so that small gradients do not vanish, and skips a
-    step whose gradients overflowed (arXiv:1710.03740); in other dtypes it is disabled and does
-    nothing.
+    With float16 the scaler multiplies the loss so that small gradients do not vanish, and divides
+    it again before the update (arXiv:1710.03740); in other dtypes it is disabled and does nothing.
+    A step whose gradient is not finite changes no weight in any dtype; it is counted in
+    `skipped_steps`, a scalar on the device. The optimizer has to be a fused one.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.dtype):
         self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.skipped_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 
     def backward(self, loss: Tensor) -> None:
@@ -30,6 +32,10 @@ class Engine:
             group["lr"] = lr
         self.scaler.unscale_(self.optimizer)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, grad_clip or torch.inf)
+        not_finite = ~grad_norm.isfinite()
+        self.skipped_steps += not_finite
+        # A fused optimizer does nothing where found_inf is 1, and asks no question of the host.
+        self.optimizer.grad_scale, self.optimizer.found_inf = None, not_finite.float()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

@@ -10,8 +10,10 @@ from model.weights import WeightsError
 def run(main: Callable[[], None], *user_errors: type[Exception]) -> None:
     """Calls main(), turning errors that a user can mend into one message.
 
-    These are the model folder's own and `user_errors`.
+    These are the model folder's own and `user_errors`, which the script brings from `dataset/`
+    because this folder does not import that one.
     """
+    sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
     try:
         main()
     except (DeviceError, WeightsError, *user_errors) as error:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from trainer.common.schedule import is_due
 
 
 def memory_gib(device: torch.device) -> float:
-    """Peak memory of this process in GiB: allocated on the GPU, or resident on a CPU."""
+    """Peak memory of this process in GiB: allocated on a GPU, or resident (MPS: at present)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     if device.type == "mps":
@@ -47,6 +48,9 @@ def first_line(model: MiniMindLM, args: argparse.Namespace, dist: Dist, dtype: t
     line = (f"{model.num_parameters():,} parameters | up to {global_batch * args.max_seq_len:,} "
             f"tokens a step | {total_steps:,} steps | world_size {dist.world_size} | "
             f"{describe(dist.device)} | {str(dtype).removeprefix('torch.')} | seed {args.seed}")
+    if args.warmup_steps > total_steps // 2:
+        line += f"\nwarm-up: {total_steps // 2} steps, half of the run (--warmup_steps " \
+                f"{args.warmup_steps})"
     if dist.device.type == "cpu" and args.device == "auto":
         line += ("\nno GPU found: training on the CPU, tens of times slower; if this machine has "
                  "a GPU, install a build of torch for it (README, section \"Which torch\")")
@@ -91,7 +95,8 @@ class Tracker:
         """Sends the numbers of one logged row, under its step."""
         if self.module is None:
             return
-        numbers = {key: value for key, value in row.items() if key != "step"}
+        numbers = {key: value for key, value in row.items()
+                   if key != "step" and value is not None}
         try:
             self.module.log(numbers, step=row["step"])
         except Exception as error:
@@ -133,8 +138,10 @@ class Logger:
         self.window_tokens, self.window_bytes = 0, 0.0
 
     def step(self, step: int, nats: Tensor, tokens: int, text_bytes: float, lr: float,
-             grad_norm: Tensor) -> None:
+             grad_norm: Tensor, skipped_steps: Tensor) -> None:
         """Notes a finished step (counted from 0): its summed loss, supervised tokens, text bytes.
+
+        grad_norm is before clipping; skipped_steps counts those without an update since the start.
         """
         self.window_nats = self.window_nats + nats
         self.window_tokens += tokens
@@ -152,7 +159,8 @@ class Logger:
             "ppl": metrics["ppl"], "lr": lr, "grad_norm": float(grad_norm), "tokens": self.tokens,
             "tokens_per_s": self.window_tokens / seconds,
             "text_bytes_per_s": self.window_bytes / seconds,
-            "mem_gib": memory_gib(self.device), "skipped_steps": 0, "time": time.time(),
+            "mem_gib": memory_gib(self.device), "skipped_steps": int(skipped_steps),
+            "time": time.time(),
         }
         self.write(row)
         eta = (self.total_steps - done) * (time.perf_counter() - self.started) / done
@@ -160,6 +168,8 @@ class Logger:
             f"step {done}/{self.total_steps} | loss {row['loss']:.3f} | lr {lr:.1e} | "
             f"grad_norm {row['grad_norm']:.2f} | {row['tokens_per_s']:,.0f} tok/s | "
             f"mem {row['mem_gib']:.1f} GiB | eta {duration(eta)}"
+            + (f" | {row['skipped_steps']} steps skipped: gradient not finite"
+               if row["skipped_steps"] else "")
         )
         self.reset_window()
 
@@ -173,12 +183,15 @@ class Logger:
 
     def validation(self, step: int, metrics: dict[str, float]) -> None:
         """Reports the figures of a validation after `step` (counted from 0)."""
-        self.write({"step": step + 1, **{f"val_{key}": value for key, value in metrics.items()}})
+        self.write({"step": step + 1,
+                    **{f"val_{key}": metrics[key] for key in ("loss", "ppl", "bpb")}})
         self.print(f"step {step + 1}/{self.total_steps} | val_loss {metrics['loss']:.3f} | "
                    f"val_ppl {metrics['ppl']:.2f} | val_bpb {metrics['bpb']:.3f}")
 
     def write(self, row: dict) -> None:
-        """Appends a row to metrics.jsonl and sends it to the tracker."""
+        """Appends a row to metrics.jsonl and sends it to the tracker; JSON has no infinity: null.
+        """
+        row = {key: value if math.isfinite(value) else None for key, value in row.items()}
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
         self.tracker.log(row)

@@ -7,11 +7,10 @@ def warmup_cosine(step: int, total_steps: int, warmup_steps: int, peak: float, m
                   ) -> float:
     """Learning rate of step 0, 1, ..., total_steps - 1.
 
-    It rises linearly to the peak over warmup_steps (at most a tenth of the run, so that a short run
-    reaches it), then follows half a cosine down to min_ratio * peak at the last step
-    (arXiv:1608.03983, without restarts).
+    It rises linearly to the peak over warmup_steps (at most half of the run), then follows half a
+    cosine down to min_ratio * peak at the last step (arXiv:1608.03983, without restarts).
     """
-    warmup_steps = min(warmup_steps, total_steps // 10)
+    warmup_steps = min(warmup_steps, total_steps // 2)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
