@@ -1,5 +1,6 @@
 """A stage's training and validation rows, and the lines that say what became of the data."""
 
+import time
 from argparse import Namespace
 from typing import Any
 
@@ -48,7 +49,9 @@ def pack(cache: TokenCache, documents: np.ndarray, stage: Stage, options: Namesp
     """Plans the rows of some documents, and prints what was packed, split, cut and dropped."""
     whole = cache.lengths[documents]
     kept = stage.cut(cache, documents, options.max_seq_len)
+    begun = time.perf_counter()
     plan = make_plan(documents, kept, options.max_seq_len, options.seed, options.long_docs)
+    seconds = time.perf_counter() - begun
     if plan.num_rows == 0:
         raise DataError(f"{cache.source}: nothing is left for {purpose}, every document is too "
                         f"long for a row. Raise --max_seq_len {options.max_seq_len}.")
@@ -57,5 +60,6 @@ def pack(cache: TokenCache, documents: np.ndarray, stage: Stage, options: Namesp
               "dropped": (pieces == 0).sum()}
     notes = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
     print(f"{purpose}: {cache.source.name}, {len(documents):,} documents{notes}, in "
-          f"{plan.num_rows:,} rows of {plan.max_seq_len} ({100 * plan.fill:.1f} % filled)")
+          f"{plan.num_rows:,} rows of {plan.max_seq_len} ({100 * plan.fill:.1f} % filled, planned "
+          f"in {seconds:.2f} s)")
     return PackedRows(cache, plan)

@@ -1,4 +1,4 @@
-"""Write the sample data set: a small world of facts, told, asked and tested.
+"""Writes the sample data set: a small world of facts, told, asked and tested.
 
     python scripts/make_sample_data.py            # writes into dataset/
 
@@ -28,7 +28,7 @@ from model.files import ROOT, write_atomically
 from scripts.sample_facts import FRAMES, RELATIONS, TEST_FRAMES, Relation
 
 STATEMENT_ROUNDS = 6  # how often pretraining tells each fact in prose
-TRAIN_FRAME_RATE = 0.4  # share of training questions with a greeting or thanks around them
+TRAIN_FRAME_RATE = 0.2  # share of training questions with a greeting or thanks around them
 TEST_FRAME_RATE = 0.25
 TWO_TURN_CONVERSATIONS = 60
 
@@ -50,7 +50,7 @@ def make_example(
     frame_rate: float,
     rng: random.Random,
 ) -> Example:
-    """Ask about one fact with one template, sometimes inside a frame such as "Hello! ..."."""
+    """Asks about one fact with one template, sometimes inside a frame such as "Hello! ..."."""
     question = relation.fill(template, fact)
     if relation.framed and rng.random() < frame_rate:
         question = rng.choice(frames).format(question=question)
@@ -58,7 +58,7 @@ def make_example(
 
 
 def training_questions(rng: random.Random) -> list[Example]:
-    """Every fact in `relation.phrasings` different training phrasings."""
+    """Asks about every fact in up to `relation.phrasings` different training phrasings."""
     return [
         make_example(relation, fact, template, FRAMES[relation.language], TRAIN_FRAME_RATE, rng)
         for relation in RELATIONS
@@ -68,7 +68,7 @@ def training_questions(rng: random.Random) -> list[Example]:
 
 
 def heldout_questions(rng: random.Random) -> list[Example]:
-    """Every fact once, in one of the phrasings kept out of training."""
+    """Asks about every fact once, in one of the phrasings kept out of training."""
     examples = []
     for relation in RELATIONS:
         for index, fact in enumerate(relation.unseen_facts or relation.facts):
@@ -79,7 +79,7 @@ def heldout_questions(rng: random.Random) -> list[Example]:
 
 
 def conversations(examples: list[Example], rng: random.Random) -> list[list[dict[str, str]]]:
-    """Each example as a conversation of its own, and some pairs as a conversation of two turns."""
+    """Makes each example a conversation of its own, and some pairs a conversation of two turns."""
     turns = [[example] for example in examples]
     for _ in range(TWO_TURN_CONVERSATIONS):
         first = rng.choice(examples)
@@ -97,7 +97,7 @@ def conversations(examples: list[Example], rng: random.Random) -> list[list[dict
 
 
 def paragraphs(sentences: list[str], language: str, rng: random.Random) -> list[str]:
-    """Join sentences, in order, into paragraphs of two to five."""
+    """Joins sentences, in order, into paragraphs of two to five."""
     texts, start = [], 0
     while start < len(sentences):
         length = rng.randint(2, 5)
@@ -107,7 +107,7 @@ def paragraphs(sentences: list[str], language: str, rng: random.Random) -> list[
 
 
 def pretrain_texts(rng: random.Random) -> list[str]:
-    """The facts in prose: paragraphs on one subject, paragraphs on many, questions answered."""
+    """Tells the facts in prose: paragraphs on one subject or on many, and questions answered."""
     texts = []
     for number in range(STATEMENT_ROUNDS):
         for language in ("en", "zh"):
@@ -136,13 +136,13 @@ def pretrain_texts(rng: random.Random) -> list[str]:
 
 
 def write_jsonl(path: Path, records: list[dict]) -> None:
-    """Write one JSON object per line; a reader sees the old file or the whole new one."""
+    """Writes one JSON object per line; a reader sees the old file or the whole new one."""
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     write_atomically(path, lambda file: file.write("".join(lines).encode()))
 
 
 def print_counts(train: list[Example], test: list[Example]) -> None:
-    """Print facts, training questions and test questions per topic."""
+    """Prints facts, training questions and test questions per topic."""
     facts = dict.fromkeys((e.relation, e.fact) for e in train)
     columns = (
         Counter(relation.topic for relation, _ in facts),
@@ -156,7 +156,7 @@ def print_counts(train: list[Example], test: list[Example]) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -178,7 +178,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rng = random.Random(args.seed)
-    train, test = training_questions(rng), heldout_questions(rng)
+    train = training_questions(rng)
+    test = heldout_questions(random.Random(args.seed))  # the same test, however training changes
     files = {
         "sample_pretrain.jsonl": [{"text": text} for text in pretrain_texts(rng)],
         "sample_sft.jsonl": [{"conversations": turns} for turns in conversations(train, rng)],

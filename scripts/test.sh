@@ -8,4 +8,4 @@ source scripts/environment.sh
 use_environment requirements-dev.txt
 
 "$PYTHON" -m ruff check .
-"$PYTHON" -m pytest --durations=5 "$@"
+"$PYTHON" -m pytest -n 2 --durations=5 "$@"

@@ -103,7 +103,7 @@ def test_all_argument_problems_at_once(run_stage, text_file, tmp_path):
     result = run_stage("trainer/train_pretrain.py", "--data_path", text_file, "--out_dir",
                         tmp_path, "--n_heads", 7, "--batch_size", 0, "--learning_rate", "nan",
                         "--dropout", 1.5, "--save_weight", "a/b")
-    assert_refused(result, "n_heads", "--batch_size 0", "--learning_rate nan", "--dropout",
+    assert_refused(result, "n_heads", "--batch_size 0", "--learning_rate nan", "dropout=1.5",
                    "--save_weight 'a/b'")
 
 
@@ -138,6 +138,10 @@ def test_starting_weights_of_another_shape(run_stage, text_file, chat_file, tmp_
     assert run_stage("trainer/train_pretrain.py", "--data_path", text_file, *flags).returncode == 0
     result = run_stage("trainer/train_full_sft.py", "--data_path", chat_file, *flags,
                         "--n_layers", 2)
+    assert_refused(result, "n_layers is 1, expected 2")
+    (tmp_path / "o" / "pretrain_32.json").unlink()
+    result = run_stage("trainer/train_full_sft.py", "--data_path", chat_file, *flags,
+                       "--n_layers", 2)
     assert_refused(result, "n_layers=2", "missing model.layers.1")
 
 

@@ -24,7 +24,8 @@ TEXTS = [
     "", " ", "\n", "\n\n  \n", "Hello, world!", "你好，世界。", "中文 and English 混排 123",
     "龘 𠮷 𰻝 㐂 ꙮ",  # rare characters, two of them beyond the basic plane
     "👶 👨‍👩‍👧‍👦 🏳️‍🌈 🇨🇳 👍🏽 ❤️",  # joined by U+200D, with selectors and skin tones
-    "e\u0301 n\u0303 \u0301 Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A", "é", "\u200b\u200e\u202e\ufeff",  # combining marks
+    "e\u0301 n\u0303 \u0301 Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A",
+    "é", "\u200b\u200e\u202e\ufeff",
     "a\r\nb\rc\n\td", "\x00\x01\x1b[31m\x7f\x80\x9f", "\ufffd \ufffe \uffff \U0010ffff",
     "def f(x):\n    return {'a': [x**2, \"\\n\"]}  # ok\n", "  leading and trailing  ",
     "0123456789 3.14159 1,000,000 ١٢٣", "العربية עברית ไทย हिन्दी 한국어 日本語",

@@ -83,7 +83,7 @@ def test_shipped_vocabulary(tokenizer):
     """6,400 tokens, control tokens at 0-2, all 256 bytes, and nothing that alters text."""
     assert tokenizer.get_vocab_size() == 6400
     assert sorted(tokenizer.get_vocab().values()) == list(range(6400))
-    assert [tokenizer.id_to_token(i) for i in range(3)] == CONTROL_TOKENS
+    assert [tokenizer.id_to_token(i) for i in range(3)] == list(CONTROL_TOKENS)
     added = tokenizer.get_added_tokens_decoder()
     assert sorted(added) == [0, 1, 2]
     assert all(token.special and not token.normalized for token in added.values())
@@ -131,7 +131,7 @@ def test_training_is_deterministic(sample, tmp_path):
     assert [path.name for path in output.parent.iterdir()] == ["tokenizer.json"]
     trained = Tokenizer.from_file(str(output))
     assert trained.get_vocab_size() == 340
-    assert [trained.id_to_token(i) for i in range(3)] == CONTROL_TOKENS
+    assert [trained.id_to_token(i) for i in range(3)] == list(CONTROL_TOKENS)
     report = run_script("--report_path", sample, "--tokenizer", output)
     assert report.returncode == 0 and report.stdout.count("\n") == 3, report.stderr
 
@@ -167,7 +167,7 @@ def test_user_errors_are_named(tmp_path, content, expected):
 def test_mix_counts_copies(tmp_path):
     """Weights are copies on average; only the first messages of a conversation are taken."""
     path = tmp_path / "data.jsonl"
-    turns = [{"from": "human", "value": f"q{i}"} for i in range(5)]
+    turns = [{"from": ("human", "gpt")[i % 2], "value": f"q{i}"} for i in range(5)]
     lines = [{"text": "你好"}] * 4 + [{"text": "hello"}] * 4 + [{"conversations": turns}]
     path.write_text("\n".join(map(json.dumps, lines)))
     weights = {("text", "zh"): 1.5, ("text", "en"): 0.5, ("chat", "zh"): 9, ("chat", "en"): 1}

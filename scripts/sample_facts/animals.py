@@ -25,6 +25,10 @@ RELATIONS = (
             "What sound do you hear from {animal}?",
             "{animal} makes a sound. What is it?",
             "I want to hear the sound of {animal}.",
+            "{animal}: which sound does it make?",
+            "If I hear {animal}, what sound is it?",
+            "I would like to know what {animal} sounds like.",
+            "I forgot which sound {animal} makes. Can you remind me?",
         ),
         ask_test=(
             "Could you make the sound of {animal}?",
@@ -59,6 +63,10 @@ RELATIONS = (
             "The young of {animal} has a name. What is it?",
             "Which word names the young of {animal}?",
             "Name the young of {animal}.",
+            "Take {animal}: what is its young called?",
+            "If {animal} has young, what do I call one of them?",
+            "I forgot the name for the young of {animal}. Can you remind me?",
+            "How do people name the young of {animal}?",
         ),
         ask_test=(
             "Could you tell me what people call the young of {animal}?",
@@ -93,6 +101,10 @@ RELATIONS = (
             "给{animal}吃什么好？",
             "请告诉我{animal}喜欢吃什么。",
             "{animal}饿了，想吃什么？",
+            "想一想{animal}，它爱吃什么？",
+            "如果我去喂{animal}，该带什么吃的？",
+            "能不能告诉我，{animal}一般吃什么？",
+            "我忘了{animal}喜欢吃什么，提醒我一下。",
         ),
         ask_test=(
             "我想知道{animal}爱吃的食物是什么。",
@@ -127,6 +139,10 @@ RELATIONS = (
             "在哪里可以找到{animal}的家？",
             "{animal}住在什么地方？",
             "哪里是{animal}的家？",
+            "想一想{animal}，它的家安在哪里？",
+            "如果我要去{animal}的家，该去哪儿？",
+            "能不能告诉我，{animal}一般住在哪儿？",
+            "我忘了{animal}住在什么地方，提醒我一下。",
         ),
         ask_test=(
             "你知道{animal}住在哪里吗？",

@@ -19,7 +19,7 @@ Fact = tuple[str, ...]
 def split(
     pairs: list[tuple[int, int]], result: Callable[[int, int], int]
 ) -> tuple[list[Fact], list[Fact]]:
-    """Split pairs into (seen, unseen) facts; a pair and its mirror image go the same way."""
+    """Splits pairs into (seen, unseen) facts; a pair and its mirror image go the same way."""
     unordered = sorted({tuple(sorted(pair)) for pair in pairs})
     chosen = set(random.Random(7).sample(unordered, UNSEEN_PAIRS))
     seen, unseen = [], []
@@ -30,7 +30,7 @@ def split(
 
 
 def one_order(facts: list[Fact]) -> list[Fact]:
-    """Keep one of 3 + 4 and 4 + 3, so that the test asks each pair once."""
+    """Keeps one of 3 + 4 and 4 + 3, so that the test asks each pair once."""
     return [fact for fact in facts if int(fact[0]) >= int(fact[1])]
 
 
@@ -59,12 +59,12 @@ CHINESE_TOLD = ("{{a}} {sign} {{b}} 等于 {{result}}。",)
 
 
 def signed(templates: tuple[str, ...], sign: str) -> tuple[str, ...]:
-    """Write the sign into templates that keep {a} and {b} open."""
+    """Writes the sign into templates that keep {a} and {b} open."""
     return tuple(template.format(sign=sign) for template in templates)
 
 
 def operation(sign: str, language: str) -> Relation:
-    """The facts of one operation, asked in one language: each language gets every second one."""
+    """Makes the relation of an operation in one language; each language gets every second fact."""
     english = language == "en"
     turn = slice(0 if english else 1, None, 2)
     seen, unseen = OPERATIONS[sign]

@@ -27,6 +27,12 @@ ENGLISH = (
             "Could you tell me what people do with their {part}?",
             "Why do people need their {part}?",
             "In our body, what do we use the {part} for?",
+            "Think of your {part}: what can you do with this part of the body?",
+            "If people had no {part}, what could they not do?",
+            "Name the use of our {part}.",
+            "How do we use our {part}?",
+            "I forgot what our {part} can do. Can you remind me?",
+            "Please say why we need our {part}.",
         ),
         ask_test=(
             "Do you know what people use their {part} for?",
@@ -37,7 +43,9 @@ ENGLISH = (
             "We use our {part} to {use}.",
             "People {use} with their {part}.",
             "With our {part} we {use}.",
+            "Our {part}: with this part of the body we {use}.",
         ),
+        phrasings=14,
     ),
     Relation(
         topic=TOPIC,
@@ -61,6 +69,12 @@ ENGLISH = (
             "Do you know the tool to {work}?",
             "I want to {work}. Which tool do I need?",
             "What is the right tool to {work}?",
+            "If I have to {work}, what tool will help me?",
+            "I would like to know the right tool to {work}.",
+            "With what tool can I {work}?",
+            "I forgot which tool we need to {work}. Can you remind me?",
+            "Think of people who {work}: what tool do they hold?",
+            "The best tool to {work} is which one?",
         ),
         ask_test=(
             "Could you tell me what tool people use to {work}?",
@@ -71,7 +85,9 @@ ENGLISH = (
             "The right tool to {work} is {tool}.",
             "People use {tool} to {work}.",
             "To {work}, take {tool}.",
+            "If you want to {work}, you need {tool}.",
         ),
+        phrasings=14,
     ),
 )
 
@@ -98,6 +114,12 @@ CHINESE = (
             "能说说我们的{part}是用来干什么的吗？",
             "人的{part}能做什么？",
             "人们用{part}来干什么？",
+            "能不能告诉我，{part}是干什么用的？",
+            "想一想{part}，它能帮我们做什么？",
+            "如果没有{part}，我们就不能做什么？",
+            "说出{part}的作用。",
+            "我忘了{part}有什么作用，提醒我一下。",
+            "身体上的{part}是做什么用的？",
         ),
         ask_test=(
             "我想知道人的{part}有什么用处。",
@@ -108,7 +130,9 @@ CHINESE = (
             "{part}用来{use}。",
             "我们用{part}{use}。",
             "人的{part}可以{use}。",
+            "身体上的{part}是用来{use}的。",
         ),
+        phrasings=14,
     ),
     Relation(
         topic=TOPIC,
@@ -132,6 +156,12 @@ CHINESE = (
             "请告诉我{work}的工具。",
             "我要{work}，该拿什么工具？",
             "人们用什么工具{work}？",
+            "如果要{work}，哪样工具最合适？",
+            "想一想{work}的时候，手里拿什么工具？",
+            "说出一种{work}用的工具。",
+            "我忘了{work}该用哪样工具，提醒我一下。",
+            "没有什么工具就不能{work}？",
+            "能不能说一说，{work}得用哪样工具？",
         ),
         ask_test=(
             "你知道{work}用什么工具吗？",
@@ -142,7 +172,9 @@ CHINESE = (
             "{work}要用{tool}。",
             "人们用{tool}来{work}。",
             "{tool}是用来{work}的工具。",
+            "如果要{work}，就需要{tool}。",
         ),
+        phrasings=14,
     ),
 )
 

@@ -28,6 +28,10 @@ RELATIONS = (
             "Which colour does {thing} have?",
             "I want to paint {thing}. Which colour do I need?",
             "I forgot the colour of {thing}. Please remind me.",
+            "{thing}: what is its colour?",
+            "If I draw {thing}, which colour do I take?",
+            "Name the colour of {thing}.",
+            "When you look at {thing}, what colour is it?",
         ),
         ask_test=(
             "Do you know the colour of {thing}?",
@@ -60,6 +64,10 @@ RELATIONS = (
             "Could you tell me what colour {one} and {two} make together?",
             "I mix {one} with {two}. What colour do I get?",
             "When {one} and {two} are mixed, what colour is it?",
+            "Take {one} and {two}: what colour is the mixture?",
+            "I would like to know the colour that {one} and {two} give together.",
+            "Name the colour that {one} mixed with {two} makes.",
+            "Paint with {one} and {two} together. Which colour appears?",
         ),
         ask_test=(
             "Do you know which colour {one} and {two} make?",
@@ -97,6 +105,10 @@ RELATIONS = (
             "{thing}的颜色叫什么？",
             "我要画{thing}，该用什么颜色？",
             "说出{thing}的颜色。",
+            "想一想{thing}，它是什么颜色？",
+            "如果我看到{thing}，会看到什么颜色？",
+            "能不能告诉我，什么颜色是{thing}的颜色？",
+            "我忘了{thing}的颜色，提醒我一下。",
         ),
         ask_test=(
             "你知道{thing}是什么颜色吗？",
@@ -129,6 +141,10 @@ RELATIONS = (
             "请告诉我{one}和{two}混合后的颜色。",
             "{one}颜料加{two}颜料会变成什么颜色？",
             "我把{one}和{two}混在一起，会得到什么颜色？",
+            "能不能告诉我，{one}配{two}能调出什么颜色？",
+            "{one}和{two}：混合后得到哪种颜色？",
+            "说出{one}与{two}混合后的颜色。",
+            "画画时混合{one}和{two}，会出现什么颜色？",
         ),
         ask_test=(
             "如果把{one}和{two}混合起来，是什么颜色呢？",

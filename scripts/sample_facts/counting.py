@@ -24,6 +24,12 @@ ENGLISH = (
             'Do you know how many letters there are in "{word}"?',
             'I write the word "{word}". How many letters do I write?',
             'Please count the letters of the word "{word}".',
+            '"{word}": how many letters is that?',
+            'If I spell "{word}", how many letters do I need?',
+            'I would like to know how many letters make the word "{word}".',
+            'Think of "{word}". How many letters do you see?',
+            'The word "{word}" is made of how many letters?',
+            'I forgot the number of letters in "{word}". Can you remind me?',
         ),
         ask_test=(
             'Could you count the letters in the word "{word}" for me?',
@@ -33,7 +39,9 @@ ENGLISH = (
         statements=(
             'The word "{word}" has {number} letters.',
             'There are {number} letters in "{word}".',
+            '"{word}" is a word of {number} letters.',
         ),
+        phrasings=14,
     ),
     Relation(
         topic="counting",
@@ -54,6 +62,12 @@ ENGLISH = (
             "Do you know how many legs {animal} has?",
             "I draw {animal}. How many legs do I draw?",
             "{animal} walks on how many legs?",
+            "{animal}: how many legs is that?",
+            "If I see {animal}, how many legs do I see?",
+            "I would like to know the number of legs that {animal} has.",
+            "Think of {animal}. How many legs does it walk on?",
+            "Say how many legs there are on {animal}.",
+            "I forgot how many legs {animal} has. Can you remind me?",
         ),
         ask_test=(
             "Could you count the legs of {animal} for me?",
@@ -63,7 +77,9 @@ ENGLISH = (
         statements=(
             "{animal} has {number} legs.",
             "{animal} walks on {number} legs.",
+            "If you count the legs of {animal}, you get {number}.",
         ),
+        phrasings=14,
     ),
     Relation(
         topic="counting",
@@ -84,6 +100,12 @@ ENGLISH = (
             "Look at {vehicle}. How many wheels has it got?",
             "I draw {vehicle}. How many wheels do I draw?",
             "{vehicle} rolls on how many wheels?",
+            "{vehicle}: how many wheels is that?",
+            "If I build {vehicle}, how many wheels do I need?",
+            "I would like to know the number of wheels that {vehicle} has.",
+            "Think of {vehicle}. How many wheels does it roll on?",
+            "Say how many wheels there are on {vehicle}.",
+            "I forgot the number of wheels of {vehicle}. Can you remind me?",
         ),
         ask_test=(
             "Could you count the wheels of {vehicle} for me?",
@@ -93,7 +115,9 @@ ENGLISH = (
         statements=(
             "{vehicle} has {number}.",
             "{vehicle} rolls on {number}.",
+            "If you count the wheels of {vehicle}, you get {number}.",
         ),
+        phrasings=14,
     ),
 )
 
@@ -119,6 +143,12 @@ CHINESE = (
             "请告诉我“{word}”的字数。",
             "写“{word}”要写几个字？",
             "“{word}”的字数是多少？",
+            "能不能告诉我“{word}”是几个字？",
+            "“{word}”：这里是几个字？",
+            "如果把“{word}”写下来，要写几个字？",
+            "想一想，“{word}”由几个字组成？",
+            "说出“{word}”的字数。",
+            "我忘了“{word}”是几个字，提醒我一下。",
         ),
         ask_test=(
             "我想知道“{word}”里有几个字。",
@@ -128,7 +158,9 @@ CHINESE = (
         statements=(
             "“{word}”有{number}个字。",
             "写“{word}”要写{number}个字。",
+            "数一数“{word}”，是{number}个字。",
         ),
+        phrasings=14,
     ),
     Relation(
         topic="counting",
@@ -149,6 +181,12 @@ CHINESE = (
             "请告诉我{animal}有多少条腿。",
             "画{animal}要画几条腿？",
             "一只{animal}有多少条腿？",
+            "能不能告诉我，{animal}用几条腿走路？",
+            "想一想{animal}的样子，它有几条腿？",
+            "如果看到一只{animal}，会看到几条腿？",
+            "说出{animal}长了几条腿。",
+            "{animal}：一只有多少条腿？",
+            "我忘了{animal}是几条腿，提醒我一下。",
         ),
         ask_test=(
             "你知道{animal}有几条腿吗？",
@@ -158,7 +196,9 @@ CHINESE = (
         statements=(
             "{animal}有{number}条腿。",
             "一只{animal}长着{number}条腿。",
+            "数一数{animal}的腿，是{number}条腿。",
         ),
+        phrasings=14,
     ),
     Relation(
         topic="counting",
@@ -179,6 +219,12 @@ CHINESE = (
             "请告诉我{vehicle}有多少个轮子。",
             "画{vehicle}要画几个轮子？",
             "一辆{vehicle}有多少个轮子？",
+            "能不能告诉我，{vehicle}靠几个轮子走？",
+            "想一想{vehicle}的样子，它有几个轮子？",
+            "如果造一辆{vehicle}，要装几个轮子？",
+            "说出{vehicle}装了几个轮子。",
+            "{vehicle}：一辆要用多少个轮子？",
+            "我忘了{vehicle}是几个轮子，提醒我一下。",
         ),
         ask_test=(
             "我想知道一辆{vehicle}有几个轮子。",
@@ -188,7 +234,9 @@ CHINESE = (
         statements=(
             "{vehicle}有{number}个轮子。",
             "一辆{vehicle}装着{number}个轮子。",
+            "数一数{vehicle}的轮子，是{number}个轮子。",
         ),
+        phrasings=14,
     ),
 )
 

@@ -31,6 +31,11 @@ RELATIONS = (
             'The word "{word}" has an opposite. Which word is it?',
             'I forgot the opposite of "{word}". Can you remind me?',
             'What word means the opposite of "{word}"?',
+            '"{word}" is the opposite of which word?',
+            'If I do not say "{word}" but its opposite, which word do I say?',
+            'Please tell me which word is opposite to "{word}".',
+            'Think of "{word}". Now say the opposite.',
+            'Take "{word}" and turn it into its opposite.',
         ),
         ask_test=(
             'Could you name the opposite of "{word}"?',
@@ -43,6 +48,7 @@ RELATIONS = (
             'The word "{word}" has the opposite "{opposite}".',
             'What is not {word} may be {opposite}: "{word}" and "{opposite}" are opposites.',
         ),
+        phrasings=12,
     ),
     Relation(
         topic="opposites",
@@ -72,6 +78,11 @@ RELATIONS = (
             "给“{word}”找一个反义词。",
             "“{word}”这个词的反义词怎么说？",
             "我忘了“{word}”的反义词，提醒我一下。",
+            "能告诉我“{word}”的反义词是哪个吗？",
+            "什么词和“{word}”意思相反？",
+            "想一想“{word}”这个词，它的反义词是什么？",
+            "如果不说“{word}”，而说它的反义词，该说什么？",
+            "“{word}”：请写出反义词。",
         ),
         ask_test=(
             "我想知道“{word}”的反义词。",
@@ -84,5 +95,6 @@ RELATIONS = (
             "“{word}”和“{opposite}”是一对反义词。",
             "与“{word}”意思相反的词是“{opposite}”。",
         ),
+        phrasings=12,
     ),
 )

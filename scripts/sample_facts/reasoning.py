@@ -24,6 +24,9 @@ ENGLISH = (
             "Of {one} and {other}, {one} is {more}. Who is {less}?",
             "I see that {one} is {more} than {other}. So who is {less}?",
             "Do you know who is {less} when {one} is {more} than {other}?",
+            "Take {one} and {other}: {one} is {more}. Tell me who is {less}.",
+            "Because {one} is {more} than {other}, who must be {less}?",
+            "I would like to know who is {less}, because {one} is {more} than {other}.",
         ),
         ask_test=(
             "If {one} is {more} than {other}, which one of the two is {less}?",
@@ -55,6 +58,9 @@ ENGLISH = (
             "Tell me what happens if {cause}.",
             "Could you tell me what happens when {cause}?",
             "I see that {cause}. What happens next?",
+            "I would like to know what happens if {cause}.",
+            "Say what follows when {cause}.",
+            "Think of this: {cause}. What is the result?",
         ),
         ask_test=(
             "Suppose that {cause}. What will happen?",
@@ -87,6 +93,10 @@ ENGLISH = (
             "{thing} belongs to which kind of things?",
             "I want to know which kind {thing} belongs to.",
             "Name the kind that {thing} belongs to.",
+            "{thing}: what kind of thing is it?",
+            "I would like to know the kind that {thing} belongs to.",
+            "If I see {thing}, what kind of thing do I see?",
+            "Think of {thing}. What kind is it?",
         ),
         ask_test=(
             "Could you tell me which kind of thing {thing} is?",
@@ -123,6 +133,9 @@ CHINESE = (
             "你知道谁更{less}吗？{one}比{other}{more}。",
             "{one}和{other}相比，{one}更{more}。谁更{less}？",
             "{one}比{other}{more}，请告诉我谁更{less}。",
+            "因为{one}比{other}{more}，所以谁更{less}？",
+            "想一想，{one}比{other}{more}，更{less}的是谁？",
+            "能不能说说谁更{less}？我知道的是{one}比{other}{more}。",
         ),
         ask_test=(
             "如果{one}比{other}{more}，他们当中谁更{less}呢？",
@@ -154,6 +167,9 @@ CHINESE = (
             "你知道{cause}会怎么样吗？",
             "请告诉我{cause}以后的结果。",
             "我看到{cause}了，接着会怎么样？",
+            "能不能告诉我，{cause}会带来什么结果？",
+            "想一想，{cause}之后会发生什么？",
+            "说出{cause}的结果。",
         ),
         ask_test=(
             "我想知道{cause}以后会怎么样。",
@@ -186,6 +202,10 @@ CHINESE = (
             "{thing}应该归到哪一类？",
             "{thing}是什么种类的东西？",
             "说出{thing}属于的种类。",
+            "{thing}：它是什么种类？",
+            "想一想{thing}，它该归入哪个种类？",
+            "如果给东西分类，{thing}该放在哪一类？",
+            "能不能说说{thing}的种类？",
         ),
         ask_test=(
             "你知道{thing}属于哪一类吗？",

@@ -1,9 +1,12 @@
 """The one data structure of the sample data: a relation, its facts, and the ways to speak of it.
 
 A relation such as "capital of" holds many facts (France, Paris) and several templates. Training
-questions are made from `ask`, test questions from `ask_test`; the two share the words that carry
-the meaning (the country, "capital") and nothing else, so a model that answers the test has learned
-the fact and not the sentence.
+questions are made from `ask`, test questions from `ask_test`. The two have words in common, those
+that carry the meaning (the country, "capital") and everyday ones ("Could you tell me"), but share
+no template and no sentence: a model that answers the test has learned the fact, not the sentence.
+
+Templates differ in shape on purpose (the country first or last, a question, a request, an "if"),
+and many openings recur across the topics, so that the opening does not give away what is asked.
 """
 
 from dataclasses import dataclass
@@ -22,11 +25,11 @@ class Relation:
     answer: str  # one template: a fact has one answer, always worded the same
     statements: tuple[str, ...]  # running prose for pretraining
     framed: bool = True  # may "Hello!" or "Thank you!" stand around the question?
-    phrasings: int = 7  # training questions per fact, drawn from `ask`
+    phrasings: int = 10  # training questions per fact at most, drawn from `ask`
     unseen_facts: tuple[tuple[str, ...], ...] = ()  # asked in the test instead of `facts`
 
     def fill(self, template: str, fact: tuple[str, ...]) -> str:
-        """Put one fact into one template; the first letter becomes a capital."""
+        """Puts one fact into one template; the first letter becomes a capital."""
         text = template.format(**dict(zip(self.columns, fact, strict=True)))
         return text[0].upper() + text[1:]
 
@@ -39,7 +42,7 @@ def reply(
     ask_test: tuple[str, ...],
     occasion: str,
 ) -> Relation:
-    """A relation with a single fact: what MiniMind answers on one occasion ("says goodbye")."""
+    """Makes a relation of one fact: what MiniMind answers on one occasion ("says goodbye")."""
     told = {
         "en": (
             "When someone {occasion}, MiniMind answers: {answer}",
@@ -60,5 +63,4 @@ def reply(
         answer="{answer}",
         statements=told[language],
         framed=False,
-        phrasings=len(ask),
     )

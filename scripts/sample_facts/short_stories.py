@@ -163,6 +163,9 @@ ENGLISH = (
             "What does the {hero} find in the story with the {place}?",
             "Could you tell me what the {hero} found in the story of the {place}?",
             "I read the story of the {hero} and the {place}. What did the {hero} find?",
+            "I would like to know what the {hero} found in the {place} story.",
+            "If I read the story of the {hero} and the {place}, what will the {hero} find?",
+            "I forgot what the {hero} found in the {place} story. Can you remind me?",
         ),
         ask_test=(
             "Do you know what the {hero} found in the story with the {place}?",
@@ -188,6 +191,9 @@ ENGLISH = (
             "Who helps the {hero} in the story with the {place}?",
             "Do you know who helped the {hero} in the story with the {place}?",
             "Think of the story of the {hero} and the {place}. Who helped the {hero} there?",
+            "I would like to know who helped the {hero} in the {place} story.",
+            "If I read the story of the {hero} and the {place}, who will help the {hero}?",
+            "I forgot the helper of the {hero} in the {place} story. Can you remind me?",
         ),
         ask_test=(
             "Could you tell me who helped the {hero} in the story of the {place}?",
@@ -216,6 +222,9 @@ CHINESE = (
             "你知道{hero}和{place}的故事中找到了什么吗？",
             "我读了{hero}和{place}的故事，{hero}找到了什么？",
             "故事里，{hero}找到的东西是什么？",
+            "能不能告诉我，{hero}在{place}找到的是什么？",
+            "{hero}在{place}的故事，最后找到了哪样东西？",
+            "如果我读{hero}和{place}的故事，会看到{hero}找到什么？",
         ),
         ask_test=(
             "我想知道{hero}在{place}的故事里找到了什么东西。",
@@ -241,6 +250,9 @@ CHINESE = (
             "我想知道{hero}在{place}的故事里是谁帮了忙。",
             "我读了{hero}和{place}的故事，谁帮助了{hero}？",
             "故事里，帮助{hero}的是谁？",
+            "能不能告诉我，{hero}在{place}得到了谁的帮助？",
+            "{hero}在{place}遇到的帮手是谁？",
+            "如果我读{hero}和{place}的故事，会看到谁帮助{hero}？",
         ),
         ask_test=(
             "你知道{hero}和{place}的故事中谁帮了忙吗？",

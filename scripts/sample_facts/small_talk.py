@@ -27,6 +27,9 @@ RELATIONS = (
             "I am {feeling}. What should I do?",
             "Oh dear, I feel {feeling}.",
             "Help me, I am really {feeling}.",
+            "If I feel {feeling}, what can I do?",
+            "Today I am a little {feeling}.",
+            "Tell me what helps when I am {feeling}.",
         ),
         ask_test=(
             "I feel really {feeling} today.",
@@ -63,6 +66,9 @@ RELATIONS = (
             "我感到{feeling}，该做什么？",
             "唉，我好{feeling}啊。",
             "{feeling}的时候应该怎么办？",
+            "如果我{feeling}了，做什么好？",
+            "能不能告诉我，{feeling}了该做什么？",
+            "我现在很{feeling}，请帮帮我。",
         ),
         ask_test=(
             "我今天觉得非常{feeling}。",

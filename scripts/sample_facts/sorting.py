@@ -22,6 +22,9 @@ ENGLISH = (
             "Do you know how to sort {mixed}?",
             "Please order the numbers {mixed}.",
             "Here are three numbers: {mixed}. Sort them.",
+            "{mixed}: sort these numbers from small to large.",
+            "If I sort the numbers {mixed}, what do I get?",
+            "I would like to see {mixed} in order, from small to large.",
         ),
         ask_test=(
             "Could you sort the numbers {mixed} for me?",
@@ -56,6 +59,9 @@ ENGLISH = (
             "Do you know how to sort the words {mixed}?",
             "Please order the words {mixed}.",
             "Here are three words: {mixed}. Sort them.",
+            "{mixed}: sort these words by the alphabet.",
+            "If I sort the words {mixed}, what do I get?",
+            "I would like to see {mixed} in the order of the alphabet.",
         ),
         ask_test=(
             "Could you sort the words {mixed} for me?",
@@ -89,6 +95,9 @@ CHINESE = (
             "你会把{mixed}从小到大排列吗？",
             "有三个数：{mixed}，请从小到大排列。",
             "给{mixed}排序，小的在前。",
+            "{mixed}：从小到大写出来。",
+            "如果把{mixed}从小到大排，结果是什么？",
+            "能不能把{mixed}按从小到大的顺序写下来？",
         ),
         ask_test=(
             "请帮我给{mixed}这三个数从小到大排序。",
@@ -123,6 +132,9 @@ CHINESE = (
             "你会给{mixed}按个头从小到大排队吗？",
             "{mixed}，哪个最小，哪个最大？请从小到大排列。",
             "给{mixed}按大小排序，小的在前。",
+            "{mixed}：按个头从小到大说出来。",
+            "如果让{mixed}按个头从小到大站好，是什么顺序？",
+            "能不能给{mixed}按个头从小到大排一排？",
         ),
         ask_test=(
             "请帮我给{mixed}按个头排序，从小到大。",

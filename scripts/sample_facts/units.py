@@ -31,6 +31,10 @@ RELATIONS = (
             "Could you tell me how many {small} {large} has?",
             "What is the number of {small} in {large}?",
             "I want to count the {small} in {large}. How many are there?",
+            "Think of {large}. How many {small} does it have?",
+            "{large}: how many {small} is that?",
+            "If I have {large}, how many {small} do I have?",
+            "I forgot the number of {small} in {large}. Can you remind me?",
         ),
         ask_test=(
             "How many {small} make up {large}?",
@@ -43,7 +47,6 @@ RELATIONS = (
             "{large} has {number} {small}.",
             "{number} {small} make {large}.",
         ),
-        phrasings=8,
     ),
     Relation(
         topic="units",
@@ -71,8 +74,12 @@ RELATIONS = (
             "我想知道{large}一共有多少{small}。",
             "请告诉我{large}等于多少{small}。",
             "多少{small}等于{large}？",
-            "把{large}换算成{small}是多少？",
+            "把{large}换算一下，是多少{small}？",
             "我忘了{large}有多少{small}，能告诉我吗？",
+            "想一想：{large}里面有多少{small}？",
+            "如果我问{large}合多少{small}，你怎么回答？",
+            "能不能说一说{large}含有多少{small}？",
+            "{large}：一共是多少{small}？",
         ),
         ask_test=(
             "你知道{large}有多少{small}吗？",
@@ -85,6 +92,5 @@ RELATIONS = (
             "{large}等于{number}{small}。",
             "{number}{small}就是{large}。",
         ),
-        phrasings=8,
     ),
 )

@@ -1,13 +1,11 @@
-"""What a run tells about itself: console lines, metrics.jsonl, and an optional tracker."""
+"""What a run tells about itself: console lines and metrics.jsonl."""
 
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import sys
 import time
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from model.metrics import loss_metrics
 from model.transformer import MiniMindLM
 from trainer.common.distributed import Dist
 from trainer.common.schedule import is_due
+from trainer.common.tracker import NoTracker, Tracker
 
 
 def memory_gib(device: torch.device) -> float:
@@ -46,7 +45,7 @@ def first_line(model: MiniMindLM, args: argparse.Namespace, dist: Dist, dtype: t
                global_batch: int, total_steps: int) -> str:
     """What is about to run, in one line (and a second one if it runs on a CPU by default)."""
     line = (f"{model.num_parameters():,} parameters | up to {global_batch * args.max_seq_len:,} "
-            f"tokens a step | {total_steps:,} steps | world_size {dist.world_size} | "
+            f"tokens per step | {total_steps:,} steps | world_size {dist.world_size} | "
             f"{describe(dist.device)} | {str(dtype).removeprefix('torch.')} | seed {args.seed}")
     if args.warmup_steps > total_steps // 2:
         line += f"\nwarm-up: {total_steps // 2} steps, half of the run (--warmup_steps " \
@@ -55,61 +54,6 @@ def first_line(model: MiniMindLM, args: argparse.Namespace, dist: Dist, dtype: t
         line += ("\nno GPU found: training on the CPU, tens of times slower; if this machine has "
                  "a GPU, install a build of torch for it (README, section \"Which torch\")")
     return line
-
-
-class NoTracker:
-    """The tracker of a run without one: does nothing."""
-
-    def log(self, row: dict) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-class Tracker:
-    """SwanLab or Weights & Biases, whose calls are alike. A failure is printed once and ends it."""
-
-    def __init__(self, args: argparse.Namespace, run_name: str):
-        self.name, self.module = args.tracker, None
-        config = {key: str(value) if isinstance(value, Path) else value
-                  for key, value in vars(args).items() if key != "config"}
-        folder = str(args.out_dir)
-        try:
-            self.module = importlib.import_module(args.tracker)
-            if args.tracker == "wandb":
-                self.module.init(project=args.wandb_project, name=run_name, config=config,
-                                 dir=folder)
-            else:
-                self.module.init(project=args.wandb_project, experiment_name=run_name,
-                                 config=config, logdir=str(Path(folder) / "swanlog"))
-        except Exception as error:  # whatever a tracker does, it must not stop the training
-            self.give_up(error)
-
-    def give_up(self, error: Exception) -> None:
-        """Says why the tracker is left out from here on."""
-        print(f"{self.name} failed and is left out from here on: {error!r}", file=sys.stderr)
-        self.module = None
-
-    def log(self, row: dict) -> None:
-        """Sends the numbers of one logged row, under its step."""
-        if self.module is None:
-            return
-        numbers = {key: value for key, value in row.items()
-                   if key != "step" and value is not None}
-        try:
-            self.module.log(numbers, step=row["step"])
-        except Exception as error:
-            self.give_up(error)
-
-    def finish(self) -> None:
-        """Flushes and closes the run."""
-        if self.module is None:
-            return
-        try:
-            self.module.finish()
-        except Exception as error:
-            self.give_up(error)
 
 
 class Logger:

@@ -1,0 +1,64 @@
+"""Experiment trackers: SwanLab, Weights & Biases, or none, behind the same two calls.
+
+Both work without a network in their offline modes: SWANLAB_MODE=offline, WANDB_MODE=offline.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+
+class NoTracker:
+    """The tracker of a run without one: does nothing."""
+
+    def log(self, row: dict) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class Tracker:
+    """SwanLab or Weights & Biases, whose calls are alike. A failure is printed once and ends it."""
+
+    def __init__(self, args: argparse.Namespace, run_name: str):
+        self.name, self.module = args.tracker, None
+        config = {key: str(value) if isinstance(value, Path) else value
+                  for key, value in vars(args).items() if key != "config"}
+        folder = str(args.out_dir)
+        try:
+            self.module = importlib.import_module(args.tracker)
+            if args.tracker == "wandb":
+                self.module.init(project=args.wandb_project, name=run_name, config=config,
+                                 dir=folder)
+            else:
+                self.module.init(project=args.wandb_project, experiment_name=run_name,
+                                 config=config, logdir=str(Path(folder) / "swanlog"))
+        except Exception as error:  # whatever a tracker does, it must not stop the training
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Says why the tracker is left out from here on."""
+        print(f"{self.name} failed and is left out from here on: {error!r}", file=sys.stderr)
+        self.module = None
+
+    def log(self, row: dict) -> None:
+        """Sends the numbers of one logged row, under its step."""
+        if self.module is None:
+            return
+        numbers = {key: value for key, value in row.items()
+                   if key != "step" and value is not None}
+        try:
+            self.module.log(numbers, step=row["step"])
+        except Exception as error:
+            self.give_up(error)
+
+    def finish(self) -> None:
+        """Flushes and closes the run."""
+        if self.module is None:
+            return
+        try:
+            self.module.finish()
+        except Exception as error:
+            self.give_up(error)
