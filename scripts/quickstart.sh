@@ -43,7 +43,7 @@ common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --save_interval 
 train pretrain train_pretrain.py --data_path dataset/sample_pretrain.jsonl \
     --epochs 1 --learning_rate 1e-3 --warmup_steps 6 "${common[@]}" "$@"
 train full_sft train_full_sft.py --data_path dataset/sample_sft.jsonl \
-    --epochs 6 --learning_rate 1e-3 --warmup_steps 20 "${common[@]}" "$@"
+    --epochs 4 --learning_rate 1e-3 --warmup_steps 20 "${common[@]}" "$@"
 
 weight="$(ls -t "$OUT_DIR"/full_sft_*.pth | head -n 1)"
 echo
