@@ -39,11 +39,12 @@ train() {
 }
 
 # Small steps: on so little text the number of updates counts more than their precision.
-common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --save_interval 1000)
+common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 20
+    --min_lr_ratio 0 --save_interval 1000)
 train pretrain train_pretrain.py --data_path dataset/sample_pretrain.jsonl \
-    --epochs 1 --learning_rate 1e-3 --warmup_steps 6 "${common[@]}" "$@"
+    --epochs 2 --learning_rate 1e-3 "${common[@]}" "$@"
 train full_sft train_full_sft.py --data_path dataset/sample_sft.jsonl \
-    --epochs 4 --learning_rate 1e-3 --warmup_steps 20 "${common[@]}" "$@"
+    --epochs 4 --learning_rate 1e-3 "${common[@]}" "$@"
 
 weight="$(ls -t "$OUT_DIR"/full_sft_*.pth | head -n 1)"
 echo
