@@ -18,24 +18,28 @@ if [ ! -f dataset/sample_test.jsonl ]; then
     "$PYTHON" scripts/make_sample_data.py
 fi
 
-# train STAGE SCRIPT FLAGS...   unless it was done already. The marker says that quickstart made
-# these weights, and from what; weights without one are somebody's work and are left alone.
+weights_sum() { cat "$OUT_DIR/$1"_*.pth 2>/dev/null | cksum; }
+
+# train STAGE SCRIPT FLAGS...   unless it was done already. The marker file tells what the weights
+# were made from and what they are; weights that it does not know are somebody's work, left alone.
 train() {
-    local stage="$1" script="$2" marker="$OUT_DIR/quickstart_$1.done" made_from
+    local stage="$1" script="$2" marker="$OUT_DIR/quickstart_$1.done" made_from known=""
     shift 2
     made_from="$(cat dataset/sample_*.jsonl model/tokenizer.json | cksum) $*"
-    if [ -f "$marker" ] && [ "$(head -n 1 "$marker")" = "$made_from" ]; then
+    [ ! -f "$marker" ] || known="$(cat "$marker")"
+    if [ "$known" = "$made_from"$'\n'"$(weights_sum "$stage")" ]; then
         echo "$stage: done already, reused ($marker)"
         return
     fi
-    if [ ! -f "$marker" ] && compgen -G "$OUT_DIR/${stage}_*.pth" >/dev/null; then
+    if compgen -G "$OUT_DIR/${stage}_*.pth" >/dev/null && [ "$known" != unfinished ] &&
+        [ "${known##*$'\n'}" != "$(weights_sum "$stage")" ]; then
         echo "$OUT_DIR holds $stage weights that quickstart did not make; move them away, or" \
             "choose another folder: OUT_DIR=out/quickstart bash scripts/quickstart.sh" >&2
         exit 2
     fi
-    echo "unfinished" >"$marker"
+    echo unfinished >"$marker"
     "$PYTHON" "trainer/$script" --out_dir "$OUT_DIR" "$@"
-    echo "$made_from" >"$marker"
+    printf '%s\n%s\n' "$made_from" "$(weights_sum "$stage")" >"$marker"
 }
 
 # Small steps: on so little text the number of updates counts more than their precision.

@@ -45,8 +45,8 @@ def test_quickstart_runs_and_reuses(tmp_path):
     assert second.stdout.strip().splitlines()[-1] == last_line
     assert "step 2/2" in first.stdout and "step 2/2" not in second.stdout
 
-    (copy / "out" / "quickstart_pretrain.done").unlink()
-    before = (copy / "out" / "pretrain_32.pth").read_bytes()
+    before = b"somebody's own training"
+    (copy / "out" / "pretrain_32.pth").write_bytes(before)
     third = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True,
                            timeout=280)
     assert third.returncode == 2 and "did not make" in third.stderr
