@@ -19,3 +19,6 @@ def run(main: Callable[[], None], *user_errors: type[Exception]) -> None:
     except (DeviceError, WeightsError, *user_errors) as error:
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nstopped; the weights of the last save are in --out_dir", file=sys.stderr)
+        sys.exit(130)  # 128 + SIGINT, as a shell reports it
