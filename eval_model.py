@@ -217,7 +217,7 @@ def measure(chat: Chat, path: Path) -> dict:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Chat with a trained model, test it, or measure its loss.",
+        description="Chat with a trained model, test it, or measure its loss.", allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--weight", default="full_sft", help="a file, or a name in --out_dir")
@@ -275,6 +275,7 @@ def main():
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
+    sys.stdin.reconfigure(errors="replace")  # half a character, deleted or pasted
     try:
         main()
     except KeyboardInterrupt:

@@ -35,9 +35,12 @@ def open_data(stage: Stage, tokenizer: Tokenizer, options: Namespace
     train, held_out = split_documents(len(cache.lengths), options.seed, has_own_validation)
     train_set = pack(cache, train, stage, options, "training")
     if has_own_validation:
+        train_folder = cache.folder
         cache = open_token_cache(options.val_data_path, stage, tokenizer, options.bad_lines,
                                  options.cache_dir)
         held_out = np.arange(len(cache.lengths))
+        if cache.folder == train_folder:
+            print("validation: the same content as training, so it measures memory")
     if held_out.size == 0:
         print(f"validation: none ({len(train):,} documents are too few to hold out 1 % of)")
         return train_set, None

@@ -1,5 +1,6 @@
 """Files: where a typed path is looked up, and how one is written whole or not at all."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -37,5 +38,6 @@ def write_atomically(path: Path, write: Callable) -> None:
         raise
     if os.name == "posix":  # Windows cannot open a folder, and needs no fsync of it
         folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
+        with contextlib.suppress(OSError):  # some network file systems cannot
+            os.fsync(folder)
         os.close(folder)

@@ -8,6 +8,7 @@ is fetched, and nothing of it is executed.
 """
 
 import argparse
+import http.client
 import sys
 import urllib.error
 import urllib.request
@@ -52,6 +53,10 @@ def download(url: str, path: Path, timeout: float = 60) -> None:
                 progress.update(len(block))
     if expected > have and part.stat().st_size < expected:
         raise OSError(f"the connection ended at {part.stat().st_size:,} of {expected:,} bytes")
+    with open(part, "rb") as file:
+        if file.read(1) != b"{":
+            part.unlink()
+            raise OSError("what came is not JSONL; a log-in page of the network, perhaps")
     part.rename(path)
 
 
@@ -72,7 +77,10 @@ def main():
         url = (args.base_url or SOURCES[args.source]) + name
         try:
             download(url, path)
-        except OSError as error:
+        except KeyboardInterrupt:
+            print("\nstopped; run the command again to go on", file=sys.stderr)
+            sys.exit(130)
+        except (OSError, ValueError, http.client.HTTPException) as error:
             print(f"{url}: {error}. Run the command again to go on where it stopped, or "
                   f"delete {path.name}.part and try another --source.", file=sys.stderr)
             sys.exit(2)

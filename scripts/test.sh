@@ -3,7 +3,7 @@
 #
 #     bash scripts/test.sh            arguments go to pytest, e.g. -k packing
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 use_environment requirements-dev.txt
 

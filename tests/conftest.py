@@ -15,6 +15,12 @@ sys.path.insert(0, str(ROOT))
 # One thread, here and in started scripts: on models this small a second one only gets in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A model and rows so small that a whole run takes a second.
+TINY_RUN = ("--dim", 32, "--n_layers", 2, "--n_heads", 4, "--max_seq_len", 48,
+            "--device", "cpu", "--dtype", "float32", "--num_workers", 0, "--warmup_steps", 0,
+            "--log_interval", 1)
+WORDS = "the fox found a well and drank, then it slept under an old tree near 我们 的 小 河".split()
+
 
 @pytest.fixture(scope="session")
 def tokenizer():
@@ -85,3 +91,28 @@ def builds(monkeypatch):
 
     monkeypatch.setattr(token_cache, "build", counted)
     return calls
+
+
+def texts(count, seed=0):
+    """Records of texts of 3 to 40 words."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    return [{"text": " ".join(rng.choice(WORDS, rng.integers(3, 40)))} for _ in range(count)]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """train(script module, flags) runs its main() in this process; returns rows of the log."""
+    from model.weights import read_state
+
+    def run(script, *flags, name="run"):
+        out = tmp_path / "out"
+        argv = ["train", *TINY_RUN, "--out_dir", out, "--save_weight", name, "--cache_dir",
+                tmp_path / "cache", *flags]
+        monkeypatch.setattr(sys, "argv", [str(part) for part in argv])
+        script.main()
+        lines = (out / f"{name}_32_metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], read_state(out / f"{name}_32.pth")
+
+    return run

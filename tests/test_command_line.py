@@ -1,12 +1,19 @@
 """The stage scripts as users start them: launchers, folders, messages, trackers."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import ROOT
+
+import eval_model
+from model.files import find_path
+from model.generate import Sampling
+from trainer.common.arguments import parse_stage_arguments, stage_parser
+from trainer.common.logger import duration
 
 TINY = ("--dim", 32, "--n_layers", 1, "--n_heads", 4, "--device", "cpu", "--num_workers", 0,
         "--max_seq_len", 64, "--max_steps", 2, "--batch_size", 2, "--accumulation_steps", 1)
@@ -41,19 +48,26 @@ def assert_refused(result, *words):
         assert word in result.stderr, result.stderr
 
 
-def test_torchrun_in_the_trainer_folder(text_file, tmp_path):
-    """The documented line: cd trainer, torchrun with one process, flags with `=`; two workers."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1",
-               "train_pretrain.py", "--batch_size=2", "--accumulation_steps=4", "--max_seq_len=64",
-               "--epochs=1", "--dim=32", "--n_layers=1", "--n_heads=4", f"--data_path={text_file}",
-               f"--out_dir={tmp_path / 'o'}", f"--cache_dir={tmp_path}", "--max_steps=3",
-               "--log_interval=1", "--num_workers=2"]
+FIRST_LINE = r"[\d,]+ parameters \| up to 512 tokens per step \| 3 steps \| world_size 1 \| " \
+             r"\S.* \| b?float\d+ \| seed 42"
+STEP_LINE = r"step 3/3 \| loss \d+\.\d{3} \| lr \d\.\de-\d\d \| grad_norm \d+\.\d\d \| " \
+            r"[\d,]+ tok/s \| mem \d+\.\d GiB \| eta (\d+h\d\dm|\d+m\d\ds|\d+s)\n"
+
+
+@pytest.mark.parametrize("launcher", [["-m", "torch.distributed.run", "--nproc_per_node=1"], []])
+@pytest.mark.parametrize("stage, data", [("pretrain", "text_file"), ("full_sft", "chat_file")])
+def test_documented_lines_in_the_trainer_folder(launcher, stage, data, request, tmp_path):
+    """A60: cd trainer; torchrun or python, flags with `=`; the first line and a step's line."""
+    command = [sys.executable, *launcher, f"train_{stage}.py", "--batch_size=2",
+               "--accumulation_steps=4", "--max_seq_len=64", "--epochs=2", "--dim=32",
+               "--n_layers=1", "--n_heads=4", f"--data_path={request.getfixturevalue(data)}",
+               "--from_weight=none", f"--out_dir={tmp_path / 'o'}", f"--cache_dir={tmp_path}",
+               "--max_steps=3", "--log_interval=1", "--num_workers=2"]
     result = subprocess.run(command, cwd=ROOT / "trainer", capture_output=True, text=True,
                             timeout=240)
     assert result.returncode == 0, result.stderr
-    assert "step 3/3 | loss " in result.stdout and " tok/s | mem " in result.stdout
-    assert " | eta " in result.stdout and "world_size 1" in result.stdout
-    assert (tmp_path / "o" / "pretrain_32.pth").is_file()
+    assert re.search(FIRST_LINE, result.stdout) and re.search(STEP_LINE, result.stdout)
+    assert (tmp_path / "o" / f"{stage}_32.pth").is_file()
 
 
 def test_pretrain_then_sft_then_eval(run_script, run_stage, text_file, chat_file, tmp_path):
@@ -209,3 +223,60 @@ def test_launcher_flag_local_rank_is_accepted(run_stage, text_file, tmp_path):
     result = run_stage("trainer/train_pretrain.py", "--local_rank=0", "--data_path", text_file,
                         *TINY, "--out_dir", tmp_path / "o")
     assert result.returncode == 0, result.stderr
+
+
+def test_several_processes_are_refused_for_now(run_stage, text_file, tmp_path, monkeypatch):
+    """A66: an environment that speaks of three processes neither hangs nor trains as one."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    result = run_stage("trainer/train_pretrain.py", "--data_path", text_file, *TINY, "--out_dir",
+                       tmp_path / "o", timeout=60)
+    assert_refused(result, "WORLD_SIZE=3", "--nproc_per_node=1")
+
+
+def test_defaults_are_anchored_at_the_root(text_file, tmp_path, monkeypatch):
+    """A70: defaults mean the repository's folders, typed paths those where one stands."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    parser = stage_parser("", data_path="dataset/x.jsonl", save_weight="w", from_weight="none",
+                          max_seq_len=64, learning_rate=1e-3)
+    args = parse_stage_arguments(parser, ["--data_path", "text.jsonl"])
+    assert args.data_path == tmp_path / "text.jsonl"
+    assert (args.out_dir, args.cache_dir) == (ROOT / "out", ROOT / "dataset" / ".cache")
+    assert find_path("README.md") == ROOT / "README.md"
+    assert find_path("out") == tmp_path / "out" and find_path("new") == tmp_path / "new"
+
+
+def test_chat_defaults_and_sampling_flags(monkeypatch):
+    """A90: a mild penalty and 512 tokens by default; every sampling flag reaches the sampler."""
+    monkeypatch.setattr(sys, "argv", ["eval_model.py"])
+    args = eval_model.parse_arguments()
+    assert (args.weight, args.max_new_tokens, args.device, args.dtype) == (
+        "full_sft", 512, "auto", "auto")
+    assert (args.sampling.temperature, args.sampling.top_p, args.sampling.top_k) == (.85, .85, 0)
+    assert 1 < args.sampling.repetition_penalty <= 1.2
+    monkeypatch.setattr(sys, "argv", "_ --temperature 0.5 --top_p 0.6 --top_k 7 "
+                                     "--repetition_penalty 1.3".split())
+    assert eval_model.parse_arguments().sampling == Sampling(0.5, 0.6, 7, 1.3)
+
+
+def test_what_a_tracker_is_told(run_stage, text_file, tmp_path, monkeypatch):
+    """Loss, perplexity, learning rate, gradient norm and speed reach the tracker, by step."""
+    fake, told = tmp_path / "fake", tmp_path / "told.jsonl"
+    fake.mkdir()
+    (fake / "wandb.py").write_text(
+        "import json\n\ndef init(**_):\n    pass\n\nfinish = init\n\n"
+        f"def log(row, step):\n    with open({str(told)!r}, 'a') as file:\n"
+        "        file.write(json.dumps([step, row]) + '\\n')\n")
+    monkeypatch.setenv("PYTHONPATH", str(fake))
+    result = run_stage("trainer/train_pretrain.py", "--data_path", text_file, *TINY, "--out_dir",
+                       tmp_path / "o", "--use_wandb", "--tracker", "wandb", "--log_interval", 1)
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [step for step, _ in rows] == [1, 2]
+    assert {"loss", "ppl", "lr", "grad_norm", "tokens_per_s"} <= set(rows[0][1])
+
+
+def test_durations_read_like_the_documented_ones():
+    """The ETA's three forms."""
+    assert [duration(s) for s in (12.9, 185, 4320)] == ["12s", "3m05s", "1h12m"]

@@ -17,7 +17,8 @@ from scripts.download_data import download
 
 def test_quickstart_runs_and_reuses(tmp_path):
     """The whole chain on a tiny shape in a copy of the repository: the score is the last line, a
-    second run trains nothing again, and foreign weights are not overwritten.
+    second run trains nothing again, weights in out/ are left alone, and so are flags that would
+    send results elsewhere.
     """
     copy = tmp_path / "repository"
     skipped = shutil.ignore_patterns(".venv", ".git", "out", ".cache", "raw", "*.jsonl",
@@ -33,6 +34,9 @@ def test_quickstart_runs_and_reuses(tmp_path):
     command = ["bash", "scripts/quickstart.sh", "--dim", "32", "--n_layers", "1", "--n_heads", "4",
                "--max_steps", "2", "--device", "cpu"]
 
+    mine = copy / "out" / "pretrain_32.pth"
+    mine.parent.mkdir()
+    mine.write_bytes(b"somebody's own training")
     first = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True,
                            timeout=280)
     assert first.returncode == 0, first.stdout + first.stderr
@@ -45,18 +49,16 @@ def test_quickstart_runs_and_reuses(tmp_path):
     assert second.stdout.strip().splitlines()[-1] == last_line
     assert "step 2/2" in first.stdout and "step 2/2" not in second.stdout
 
-    before = b"somebody's own training"
-    (copy / "out" / "pretrain_32.pth").write_bytes(before)
-    third = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True,
-                           timeout=280)
-    assert third.returncode == 2 and "did not make" in third.stderr
-    assert (copy / "out" / "pretrain_32.pth").read_bytes() == before
+    assert mine.read_bytes() == b"somebody's own training"
+    refused = subprocess.run([*command, "--out_dir", "elsewhere"], cwd=copy, env=environment,
+                             capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2 and "--out_dir" in refused.stderr
 
 
 class RangeHandler(http.server.BaseHTTPRequestHandler):
     """Serves `content`; breaks the first connection off half-way."""
 
-    content = bytes(range(256)) * 5000
+    content = b"{" + bytes(range(256)) * 5000
     requests: list[str | None] = []  # noqa: RUF012
 
     def do_GET(self):

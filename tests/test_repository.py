@@ -7,6 +7,7 @@ import ast
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,3 +188,23 @@ def test_no_path_of_one_machine(path):
     """A file works on every machine: no home or work folder of ours is written into it."""
     machine = r"(?<![\w.])/(?:work|root|Users|home/\w+)/\S+|[A-Z]:\\Users"
     assert re.findall(machine, path.read_text("utf-8")) == []
+
+
+def test_only_the_promised_packages():
+    """A63: requirements.txt lists six packages, and nothing else (pyarrow, say) is imported."""
+    lines = (ROOT / "requirements.txt").read_text("utf-8").split()
+    names = {re.split("[<>=]", line)[0] for line in lines}
+    assert names == {"torch", "numpy", "tokenizers", "tqdm", "wandb", "swanlab"}
+    assert "torch>=2.9" in lines
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text("utf-8").split()
+    allowed = names | set(OURS) | set(sys.stdlib_module_names)
+    for path in PROGRAM:
+        package = ".".join(name_of(path).split("/")[:-1])
+        assert {m.split(".")[0] for m in imported(parse(path), package)} <= allowed, path
+
+
+def test_ci_runs_the_test_command():
+    """.ci/run calls scripts/test.sh and nothing that the README does not say."""
+    lines = [line for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+             if line.strip() and not line.startswith(("#", "set ", "CDPATH"))]
+    assert lines == ["bash scripts/test.sh"]

@@ -8,6 +8,7 @@ import errno
 import os
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +204,20 @@ def test_chunks_bound_the_memory_of_building(corpus, monkeypatch):
     assert len(made) > 5
     for chunk in made:
         assert sum(len(text.encode()) for _, text in chunk) < 700 + longest
+
+
+def test_building_takes_the_memory_of_a_chunk(write_jsonl, cache_dir, tokenizer, monkeypatch):
+    """A33: a file eight times as large takes no more memory to tokenise."""
+    monkeypatch.setattr(token_cache, "CHUNK_BYTES", 64 << 10)
+
+    def encode(tokenizer, texts):
+        return [Document([1, 5, 2], None, len(text)) for text in texts]
+
+    stage, peaks = dataclasses.replace(PRETRAIN, encode=encode), []
+    for count in (100, 800):
+        path = write_jsonl(f"{count}.jsonl", [{"text": "x" * 10_000}] * count)
+        tracemalloc.start()
+        open_token_cache(path, stage, tokenizer, cache_dir=cache_dir)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + (512 << 10)

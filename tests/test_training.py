@@ -2,46 +2,20 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
+from conftest import texts
 
 from dataset.loader import epoch_order, split_documents
 from dataset.packing import make_plan
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
-from model.weights import read_state
 from trainer import train_full_sft, train_pretrain
 from trainer.common.engine import Engine
 from trainer.common.optim import make_adamw
 from trainer.common.schedule import is_due, warmup_cosine
-
-TINY = ("--dim", 32, "--n_layers", 2, "--n_heads", 4, "--max_seq_len", 48, "--device", "cpu",
-        "--num_workers", 0, "--warmup_steps", 0, "--log_interval", 1)
-WORDS = "the fox found a well and drank, then it slept under an old tree near 我们 的 小 河".split()
-
-
-def texts(count, seed=0):
-    """Texts of 3 to 40 words."""
-    rng = np.random.default_rng(seed)
-    return [{"text": " ".join(rng.choice(WORDS, rng.integers(3, 40)))} for _ in range(count)]
-
-
-@pytest.fixture
-def train(tmp_path, monkeypatch):
-    """train(script module, flags) runs its main() in this process; returns rows of the log."""
-    def run(script, *flags, name="run"):
-        out = tmp_path / "out"
-        argv = ["train", *TINY, "--out_dir", out, "--save_weight", name, "--cache_dir",
-                tmp_path / "cache", *flags]
-        monkeypatch.setattr(sys, "argv", [str(part) for part in argv])
-        script.main()
-        lines = (out / f"{name}_32_metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines], read_state(out / f"{name}_32.pth")
-
-    return run
 
 
 def reference_run(path, tokenizer, steps, global_batch, lr, seed=42, max_seq_len=48):
@@ -97,7 +71,7 @@ def test_a_run_is_the_plain_algorithm(train, write_jsonl, tokenizer):
 
 
 def test_the_cut_into_micro_batches_changes_nothing(train, write_jsonl):
-    """P1, A01: answers of 5 and of 300 tokens, in one micro-batch or in one each."""
+    """P1, A01: short and long answers, in one micro-batch or in one each."""
     chats = [{"conversations": [{"role": "user", "content": "hi"},
                                 {"role": "assistant", "content": "fox " * (1 if i % 2 else 30)}]}
              for i in range(24)]

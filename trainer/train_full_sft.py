@@ -33,7 +33,7 @@ from model.device import autocast, choose_dtype
 from model.metrics import evaluate
 from model.transformer import MiniMindLM
 from trainer.common.arguments import parse_stage_arguments, stage_parser
-from trainer.common.checkpoint import check_space, run_name, save_run, start_weights
+from trainer.common.checkpoint import check_out_dir, run_name, save_run, start_weights
 from trainer.common.distributed import start_distributed
 from trainer.common.engine import Engine
 from trainer.common.errors import run
@@ -66,7 +66,7 @@ def main():
 
     # --- Model
     model = MiniMindLM(replace(args.config, vocab_size=tokenizer.vocab_size))
-    check_space(args, model)
+    check_out_dir(args, model)
     start_weights(model, args, tokenizer.hash)
     model.to(dist.device)
 

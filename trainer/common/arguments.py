@@ -16,7 +16,8 @@ def stage_parser(description: str, *, data_path: str, save_weight: str, from_wei
                  max_seq_len: int, learning_rate: float) -> argparse.ArgumentParser:
     """The flags that all stages share; the keyword arguments are this stage's defaults."""
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=description, allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_model_flags(parser.add_argument_group("model"), from_weight)
     add_data_flags(parser.add_argument_group("data"), data_path, max_seq_len)

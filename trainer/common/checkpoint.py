@@ -45,8 +45,13 @@ def start_weights(model: MiniMindLM, args: argparse.Namespace, tokenizer_hash: s
     print(f"starting from {path}")
 
 
-def check_space(args: argparse.Namespace, model: MiniMindLM) -> None:
-    """Raises WeightsError if the weights would not fit on the disk of --out_dir twice."""
+def check_out_dir(args: argparse.Namespace, model: MiniMindLM) -> None:
+    """Raises WeightsError if the weights would not fit on the disk of --out_dir twice, and says so
+    if they are going to replace others.
+    """
+    path = args.out_dir / f"{run_name(args)}.pth"
+    if path.exists():
+        print(f"{path} will be replaced at the first save; --save_weight chooses another name")
     needed = 2 * 2 * model.num_parameters()  # float16, old and new file side by side
     free = shutil.disk_usage(args.out_dir).free
     if free < needed:

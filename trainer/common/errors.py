@@ -16,9 +16,12 @@ def run(main: Callable[[], None], *user_errors: type[Exception]) -> None:
     sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
     try:
         main()
-    except (DeviceError, WeightsError, *user_errors) as error:
+    except BrokenPipeError:  # whoever read our output (`| head`, say) has seen enough
+        sys.stderr.close()
+        sys.exit(1)
+    except (DeviceError, WeightsError, OSError, *user_errors) as error:  # OSError: a full disk, say
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nstopped; the weights of the last save are in --out_dir", file=sys.stderr)
+        print("\nstopped; what was saved before is in --out_dir", file=sys.stderr)
         sys.exit(130)  # 128 + SIGINT, as a shell reports it

@@ -67,7 +67,10 @@ class Logger:
                  steps_per_epoch: int, device: torch.device):
         self.log_interval, self.total_steps = args.log_interval, total_steps
         self.steps_per_epoch, self.device = steps_per_epoch, device
-        self.file = open(args.out_dir / f"{run_name}_metrics.jsonl", "w", encoding="utf-8")
+        path = args.out_dir / f"{run_name}_metrics.jsonl"
+        if path.exists():
+            path.replace(path.with_suffix(".old.jsonl"))
+        self.file = open(path, "w", encoding="utf-8")
         self.tracker = Tracker(args, run_name) if args.use_wandb else NoTracker()
         # disable=None: no bar where standard error is no terminal; the lines carry an ETA too.
         self.bar = tqdm(total=total_steps, unit="step", disable=None, dynamic_ncols=True)
