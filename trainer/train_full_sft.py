@@ -45,7 +45,7 @@ from trainer.common.schedule import is_due, warmup_cosine
 def parse_arguments():
     parser = stage_parser(
         "Fine-tune on conversations.", data_path="dataset/sft_mini_512.jsonl",
-        save_weight="full_sft", from_weight="pretrain", max_seq_len=512, learning_rate=1e-4,
+        save_weight="full_sft", from_weight="pretrain", max_seq_len=512, learning_rate=5e-4,
     )
     parser.add_argument("--show_sample", type=int, nargs="?", const=3, default=0, metavar="N",
                         help="print N examples (3) token by token, what is learned, and end")
