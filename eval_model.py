@@ -274,8 +274,10 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
-    sys.stdin.reconfigure(errors="replace")  # half a character, deleted or pasted
+    # A terminal without Chinese shows "?" for it; half a character, pasted, is not the end.
+    for stream in (sys.stdin, sys.stdout):
+        if hasattr(stream, "reconfigure"):  # the real ones have it
+            stream.reconfigure(errors="replace")
     try:
         main()
     except KeyboardInterrupt:
