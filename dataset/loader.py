@@ -5,6 +5,9 @@ Step s belongs to epoch e = s // S and consumes rows (s % S) * G ... of the perm
 (seed, e). Which process gets which of them changes nothing else.
 """
 
+import contextlib
+import hashlib
+import signal
 import time
 from collections.abc import Iterator
 
@@ -42,6 +45,22 @@ class PackedRows(Dataset):
 
     def __len__(self) -> int:
         return self.plan.num_rows
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the file's content and of which tokens lie in which row."""
+        digest = hashlib.blake2b(self.cache.about["content_hash"].encode(), digest_size=8)
+        for array in (self.plan.documents, self.plan.starts, self.plan.positions,
+                      self.plan.row_offsets):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
+
+    def lines_of(self, rows: np.ndarray) -> str:
+        """The file and the line numbers of the documents in these rows, for a message."""
+        pieces = [np.arange(*self.plan.row_offsets[row : row + 2]) for row in rows]
+        documents = self.plan.documents[np.concatenate(pieces)]
+        lines = np.unique(self.cache.line_numbers[documents])
+        return f"{self.cache.source}, lines {', '.join(map(str, lines))}"
 
     def __getitem__(self, row: int) -> list[Piece]:
         if row == EMPTY_ROW:
@@ -110,7 +129,7 @@ class StepLoader:
 
     def __init__(self, dataset: PackedRows, sampler: StepSampler, num_workers: int,
                  pin_memory: bool = False):
-        self.sampler, self.wait_seconds = sampler, 0.0
+        self.dataset, self.sampler, self.wait_seconds = dataset, sampler, 0.0
         self.loader = DataLoader(
             dataset,
             batch_sampler=sampler,
@@ -119,18 +138,53 @@ class StepLoader:
             pin_memory=pin_memory,
             # A generator of its own: the loader draws from it, and must not disturb dropout's.
             generator=torch.Generator(),
+            worker_init_fn=ignore_stop_signals,
         )
 
     def __len__(self) -> int:
         return len(self.sampler)
 
+    def documents_of(self, step: int) -> str:
+        """The file and lines of all processes' documents in a step, for a message."""
+        order = epoch_order(len(self.dataset), self.sampler.seed,
+                            step // self.sampler.steps_per_epoch)
+        return self.dataset.lines_of(self.sampler.rows_of_step(step, order))
+
     def __iter__(self) -> Iterator[tuple[int, Rows]]:
-        batches = iter(self.loader)
+        with stop_signals_held():
+            batches = iter(self.loader)
         for step in range(self.sampler.start_step, self.sampler.total_steps):
             begun = time.perf_counter()
             rows = next(batches)
             self.wait_seconds += time.perf_counter() - begun
             yield step, rows
+
+
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
+                if hasattr(signal, name)]
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """In a worker: terminals and launchers signal the whole process group, but a worker ends when
+    the main process says so, which may first want to finish a step.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextlib.contextmanager
+def stop_signals_held():
+    """Signals wait meanwhile: a worker that is just being born must not answer its parent's."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def batches_in_order(dataset: PackedRows, rows_per_batch: int) -> Iterator[Rows]:

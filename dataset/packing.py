@@ -203,4 +203,4 @@ class TokenBudgetCollate:
                 text_bytes += piece.text_bytes
         num_supervised = int((targets != IGNORED_TARGET).sum())
         tensors = map(torch.from_numpy, (input_ids, targets, position_ids, doc_ids))
-        return Rows(*tensors, num_supervised, text_bytes)
+        return Rows(*tensors, num_supervised, float(text_bytes))

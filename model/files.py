@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,11 +21,12 @@ def find_path(given: str, default: str | None = None) -> Path:
     return path.absolute()
 
 
-def write_atomically(path: Path, write: Callable) -> None:
+def write_atomically(path: Path, write: Callable, previous: Path | None = None) -> None:
     """Calls write(file) on a temporary binary file beside path, then renames it to path.
 
     At every instant path is the old whole file or the new whole file (fsync before the rename,
-    and of the folder after it). On an error the temporary file is removed and path is untouched.
+    and of the folder after it). With `previous`, the old one stays under that name. On an error the
+    temporary file is removed and path is untouched.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -32,6 +34,8 @@ def write_atomically(path: Path, write: Callable) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            give_second_name(path, previous)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -41,3 +45,15 @@ def write_atomically(path: Path, write: Callable) -> None:
         with contextlib.suppress(OSError):  # some network file systems cannot
             os.fsync(folder)
         os.close(folder)
+
+
+def give_second_name(path: Path, second: Path) -> None:
+    """Makes `second` another name of the file at path, in place of whatever had it."""
+    temporary = second.with_name(second.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, temporary)
+    os.replace(temporary, second)
+    temporary.unlink(missing_ok=True)  # POSIX renames nothing if both are already one file

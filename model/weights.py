@@ -25,18 +25,18 @@ class WeightsError(ValueError):
     """A weight file is missing, damaged, or not of the expected shape; the message says which."""
 
 
-def save_weights(path: Path, model: MiniMindLM, about: dict) -> None:
-    """Writes the model as float16 to path and its config, with `about`, to the `.json` beside it.
+def save_weights(path: Path, config: LMConfig, tensors: dict[str, Tensor], about: dict) -> None:
+    """Writes a model's tensors as float16 to path; its config and `about` to the `.json` beside it.
 
     Raises WeightsError, and writes nothing, if a value is not finite in float16.
     """
     state = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         half = tensor.detach().to("cpu", torch.float16)
         if not half.isfinite().all():
             raise WeightsError(f"{name} holds values that are not finite in float16; not saved")
         state[name] = half
-    description = {"config": model.config.to_dict(), **about}
+    description = {"config": config.to_dict(), **about}
     text = json.dumps(description, ensure_ascii=False, indent=1).encode()
     write_atomically(path.with_suffix(".json"), lambda file: file.write(text))
     write_atomically(path, lambda file: torch.save(state, file))

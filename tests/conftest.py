@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,8 +102,26 @@ def texts(count, seed=0):
     return [{"text": " ".join(rng.choice(WORDS, rng.integers(3, 40)))} for _ in range(count)]
 
 
+def save_model(path, model, about):
+    """A weight file of a model as it is."""
+    from model.weights import save_weights
+
+    save_weights(path, model.config, model.state_dict(), about)
+
+
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def signals():
+    """Puts the handlers of this process back after a run that took them over."""
+    before = {number: signal.getsignal(number)
+              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, signals):
     """train(script module, flags) runs its main() in this process; returns rows of the log."""
     from model.weights import read_state
 

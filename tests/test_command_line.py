@@ -94,13 +94,6 @@ def test_missing_data_names_file_and_commands(run_stage, tmp_path):
     assert_refused(result, "nowhere.jsonl", "download_data.py", "make_sample_data.py")
 
 
-def test_resume_is_not_pretended(run_stage, text_file, tmp_path):
-    """--from_resume 1 is refused until it is there, rather than starting anew without a word."""
-    result = run_stage("trainer/train_pretrain.py", "--data_path", text_file, *TINY, "--out_dir",
-                       tmp_path / "o", "--from_resume", 1)
-    assert_refused(result, "--from_resume 1", "--from_weight")
-
-
 def test_weights_that_fit_but_mean_something_else(run_stage, text_file, chat_file, tmp_path):
     """A50: another number of heads has the same tensor shapes; the .json tells them apart."""
     flags = (*TINY, "--out_dir", tmp_path / "o")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import save_model
 
 import eval_model
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
-from model.weights import save_weights
 
 ROOT = Path(__file__).resolve().parents[1]
 TAUGHT = {"What is the capital of France?": "Paris.", "中国的首都是哪里？": "北京 👶。",
@@ -39,8 +39,8 @@ def new_model(**changes) -> MiniMindLM:
 def out_dir(tmp_path_factory, tokenizer) -> Path:
     """full_sft_32: knows TAUGHT by heart; pretrain_32: random; small_32: only 40 positions."""
     folder = tmp_path_factory.mktemp("out")
-    save_weights(folder / "pretrain_32.pth", new_model(), {"stage": "pretrain", "step": 5})
-    save_weights(folder / "small_32.pth", new_model(max_position_embeddings=40), {"stage": "sft"})
+    save_model(folder / "pretrain_32.pth", new_model(), {"stage": "pretrain", "step": 5})
+    save_model(folder / "small_32.pth", new_model(max_position_embeddings=40), {"stage": "sft"})
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0)
     for _ in range(60):
@@ -51,7 +51,7 @@ def out_dir(tmp_path_factory, tokenizer) -> Path:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    save_weights(folder / "full_sft_32.pth", model, {"stage": "sft", "step": 9})
+    save_model(folder / "full_sft_32.pth", model, {"stage": "sft", "step": 9})
     return folder
 
 

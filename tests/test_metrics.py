@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from conftest import save_model
 
 import eval_model
 from dataset.packing import Piece, TokenBudgetCollate
 from model.LMConfig import LMConfig
 from model.metrics import evaluate, loss_metrics
 from model.transformer import MiniMindLM
-from model.weights import save_weights
 
 CPU = torch.device("cpu")
 
@@ -127,7 +127,7 @@ def measure(tmp_path, monkeypatch, capsys, write_jsonl):
         model = MiniMindLM(LMConfig(dim=32, n_layers=1, n_heads=2, n_kv_heads=1,
                                     max_position_embeddings=positions))
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.5)
-        save_weights(tmp_path / "pretrain_32.pth", model, {"stage": "pretrain"})
+        save_model(tmp_path / "pretrain_32.pth", model, {"stage": "pretrain"})
         argv = ["eval_model.py", "--out_dir", tmp_path, "--weight", "pretrain", "--device", "cpu",
                 "--dtype", "float32", "--json", "--data_path", write_jsonl("data.jsonl", records)]
         monkeypatch.setattr(sys, "argv", list(map(str, argv)))

@@ -9,7 +9,7 @@ from conftest import ROOT, texts
 from model.transformer import FeedForward, MiniMindLM
 from trainer import train_full_sft, train_pretrain
 from trainer.common import arguments
-from trainer.common.checkpoint import save_run
+from trainer.common.checkpoint import Checkpoint
 from trainer.common.engine import Engine
 from trainer.common.schedule import warmup_cosine
 
@@ -26,18 +26,18 @@ DEFAULTS = {
 
 def test_saves_come_after_whole_steps(train, write_jsonl, monkeypatch):
     """A03, A05: saves fall between steps, and the last file is the model in memory, to the bit."""
-    models, saves = [], []
+    models, saves, save = [], [], Checkpoint.save
 
     def new_model(config):
         models.append(MiniMindLM(config))
         return models[-1]
 
-    def noted(args, model, stage, step, *rest):
-        saves.append((step, all(p.grad is None for p in model.parameters())))
-        return save_run(args, model, stage, step, *rest)
+    def noted(self, step):
+        saves.append((step, all(p.grad is None for p in models[-1].parameters())))
+        save(self, step)
 
     monkeypatch.setattr(train_pretrain, "MiniMindLM", new_model)
-    monkeypatch.setattr(train_pretrain, "save_run", noted)
+    monkeypatch.setattr(Checkpoint, "save", noted)
     path = write_jsonl("data.jsonl", texts(60))
     _, weights = train(train_pretrain, "--data_path", path, "--batch_size", 2,
                        "--accumulation_steps", 2, "--max_steps", 5, "--save_interval", 2,

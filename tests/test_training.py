@@ -13,9 +13,11 @@ from dataset.packing import make_plan
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
 from trainer import train_full_sft, train_pretrain
-from trainer.common.engine import Engine
+from trainer.common.engine import BACKED_OFF, NOT_FINITE, UPDATED, Engine
 from trainer.common.optim import make_adamw
 from trainer.common.schedule import is_due, warmup_cosine
+
+CPU = torch.device("cpu")
 
 
 def reference_run(path, tokenizer, steps, global_batch, lr, seed=42, max_seq_len=48):
@@ -122,9 +124,9 @@ def test_every_dtype_learns(train, write_jsonl, dtype):
 
 def test_float16_scales_and_others_do_not():
     """A08: the scaler is on for float16 and only for it."""
-    parameter = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.Linear(2, 2)
     for dtype, on in ((torch.float16, True), (torch.bfloat16, False), (torch.float32, False)):
-        engine = Engine(torch.optim.SGD([parameter], fused=True), torch.device("cpu"), dtype)
+        engine = Engine(model, torch.optim.SGD(model.parameters(), fused=True), CPU, dtype)
         assert engine.scaler.is_enabled() is on
 
 
@@ -132,12 +134,21 @@ def test_float16_scales_and_others_do_not():
 def test_grad_clip(grad_clip, moved):
     """A10: 0 leaves the gradient alone; otherwise its norm is at most --grad_clip."""
     parameter = torch.nn.Parameter(torch.zeros(2))
-    engine = Engine(torch.optim.SGD([parameter], fused=True), torch.device("cpu"), torch.float32)
-    engine.backward((parameter * torch.tensor([30.0, 40.0])).sum())
-    norm = engine.update(lr=1.0, grad_clip=grad_clip)
+    model, optimizer = torch.nn.ParameterList([parameter]), torch.optim.SGD([parameter], fused=True)
+    engine = Engine(model, optimizer, CPU, torch.float32)
+    loss = (parameter * torch.tensor([30.0, 40.0])).sum()
+    engine.backward(loss)
+    norm = engine.update(lr=1.0, grad_clip=grad_clip, nats=loss.detach())
     assert norm.item() == pytest.approx(50.0)
     assert parameter.norm().item() == pytest.approx(moved, rel=1e-4)
     assert parameter.grad is None, "gradients must not leak into the next step"
+
+
+def step(engine, model, features, loss_scale=1.0):
+    """One step of an engine on a linear model."""
+    loss = model(torch.tensor(features)).sum() * loss_scale
+    engine.backward(loss)
+    return engine.update(lr=0.1, grad_clip=1.0, nats=loss.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -145,17 +156,41 @@ def test_grad_clip(grad_clip, moved):
 def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
     """A11: one bad gradient costs one step, which is counted; no weight or moment changes."""
     model = torch.nn.Linear(2, 2)
-    engine = Engine(make_adamw(model, 0.1), torch.device("cpu"), dtype)
+    engine = Engine(model, make_adamw(model, 0.1), CPU, dtype)
     before = [parameter.clone() for parameter in model.parameters()]
-    engine.backward(model(torch.tensor([1.0, bad])).sum())
-    engine.update(lr=0.1, grad_clip=1.0)
-    assert engine.skipped_steps == 1
+    step(engine, model, [1.0, bad])
+    assert engine.skipped_steps == 1 and engine.outcome == NOT_FINITE
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
-    engine.backward(model(torch.ones(2)).sum())
-    engine.update(lr=0.1, grad_clip=1.0)
-    assert engine.skipped_steps == 1
+    step(engine, model, [1.0, 1.0])
+    assert engine.skipped_steps == 1 and engine.outcome == UPDATED
     assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before))
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_loss_that_is_not_finite_changes_nothing(dtype):
+    """A11: also where its gradient is finite, as of a loss with a constant that overflowed."""
+    model = torch.nn.Linear(2, 2)
+    engine = Engine(model, make_adamw(model, 0.1), CPU, dtype)
+    before = [parameter.clone() for parameter in model.parameters()]
+    engine.backward(model(torch.ones(2)).sum())
+    engine.update(lr=0.1, grad_clip=1.0, nats=torch.tensor(float("inf")))
+    assert engine.outcome == NOT_FINITE
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+
+
+def test_float16_backs_off_and_that_is_no_fault():
+    """Infinite gradients under a scale above 1 halve the scale; at scale 1 they are a fault."""
+    model = torch.nn.Linear(2, 2)
+    engine = Engine(model, make_adamw(model, 0.1), CPU, torch.float16)
+    outcomes = []
+    for _ in range(18):  # 65,536 is halved 16 times until it is 1
+        loss = model(torch.ones(2)).sum()
+        engine.backward(loss * float("inf"))
+        engine.update(lr=0.1, grad_clip=1.0, nats=loss.detach())
+        outcomes.append(int(engine.outcome))
+    assert outcomes == [BACKED_OFF] * 16 + [NOT_FINITE] * 2
+    assert engine.skipped_steps == 18
 
 
 def test_weight_decay_is_on_matrices_only():

@@ -10,11 +10,12 @@ import stat
 
 import pytest
 import torch
+from conftest import save_model
 
 from model.generate import Sampling, generate_all
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
-from model.weights import WeightsError, fill_model, find_weights, load_model, save_weights
+from model.weights import WeightsError, fill_model, find_weights, load_model
 
 SHAPE = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50,
          "hidden_dim": 48}
@@ -33,7 +34,7 @@ def new_model(seed=0, **changes) -> MiniMindLM:
 def path(tmp_path):
     """A saved tiny model."""
     path = tmp_path / "tiny_32.pth"
-    save_weights(path, new_model(), {"step": 7, "stage": "pretrain"})
+    save_model(path, new_model(), {"step": 7, "stage": "pretrain"})
     return path
 
 
@@ -71,7 +72,7 @@ def test_compiled_model_leaves_keys_plain(tmp_path):
     model = new_model()
     train_model = torch.compile(model)
     assert any(key.startswith("_orig_mod.") for key in train_model.state_dict())
-    save_weights(tmp_path / "compiled.pth", model, {})
+    save_model(tmp_path / "compiled.pth", model, {})
     assert set(read(tmp_path / "compiled.pth")) == KEYS
 
 
@@ -81,7 +82,7 @@ def test_non_finite_weights_are_not_saved(path, value):
     model, before = new_model(1), {file: file.read_bytes() for file in path.parent.iterdir()}
     model.model.norm.weight.data[3] = value
     with pytest.raises(WeightsError, match=r"model\.norm\.weight"):
-        save_weights(path, model, {})
+        save_model(path, model, {})
     assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
 
 
@@ -96,7 +97,7 @@ def test_write_that_fails_half_way(path, monkeypatch, error):
 
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(type(error)):
-        save_weights(path, new_model(1), {"step": 8})
+        save_model(path, new_model(1), {"step": 8})
     assert path.read_bytes() == before
     assert {file.name for file in path.parent.iterdir()} == {"tiny_32.pth", "tiny_32.json"}
     load_model(path)
@@ -118,7 +119,7 @@ def test_written_to_the_disk_before_the_old_file_goes(path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", renamed)
-    save_weights(path, new_model(1), {})
+    save_model(path, new_model(1), {})
     for name in ("tiny_32.json", "tiny_32.pth"):
         at = events.index(name)
         assert events[at - 1 : at + 2] == ["file", name, "folder"]
@@ -159,7 +160,7 @@ def test_fewer_layers_do_not_fit(path):
 def test_shape_is_read_off_the_tensors(tmp_path, capsys):
     """Without a .json the shape comes from the tensors; the assumed n_heads=8 is printed."""
     path, shape = tmp_path / "alone.pth", {"dim": 64, "n_heads": 8, "n_kv_heads": 4}
-    save_weights(path, new_model(**shape), {})
+    save_model(path, new_model(**shape), {})
     path.with_suffix(".json").unlink()
     assert load_model(path)[0].config == LMConfig(**{**SHAPE, **shape})
     assert "n_heads=8 assumed" in capsys.readouterr().out

@@ -17,6 +17,7 @@ defaults, and --show_sample; the loop is the same.
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,16 +31,18 @@ from dataset.stage_data import open_data
 from dataset.token_cache import open_token_cache
 from dataset.tokenizer import Tokenizer
 from model.device import autocast, choose_dtype
-from model.metrics import evaluate
 from model.transformer import MiniMindLM
 from trainer.common.arguments import parse_stage_arguments, stage_parser
-from trainer.common.checkpoint import check_out_dir, run_name, save_run, start_weights
+from trainer.common.checkpoint import Checkpoint, start_weights
 from trainer.common.distributed import start_distributed
 from trainer.common.engine import Engine
 from trainer.common.errors import run
+from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger, first_line
 from trainer.common.optim import make_adamw
-from trainer.common.schedule import is_due, warmup_cosine
+from trainer.common.schedule import learning_rate
+from trainer.common.stop import Stop
+from trainer.common.validation import Validation
 
 
 def parse_arguments():
@@ -61,40 +64,52 @@ def main():
         print(show_sample(cache, tokenizer, args.show_sample))
         return
     dist = start_distributed(args.device)
+    stop = Stop(dist, args.max_minutes)
+    checkpoint = Checkpoint(args, dist, SFT.name, tokenizer.hash)
     dtype = choose_dtype(args.dtype, dist.device)
     torch.manual_seed(args.seed)
 
     # --- Model
     model = MiniMindLM(replace(args.config, vocab_size=tokenizer.vocab_size))
-    check_out_dir(args, model)
-    start_weights(model, args, tokenizer.hash)
+    if not checkpoint.resumed:
+        start_weights(model, args, tokenizer.hash)
     model.to(dist.device)
 
     # --- Data
     train_set, val_set = open_data(SFT, tokenizer, args)
-    token_budget = args.batch_size * args.max_seq_len  # positions in a micro-batch
-    global_batch = args.batch_size * args.accumulation_steps * dist.world_size  # rows in a step
+    checkpoint.compare_data(train_set, val_set)
+    token_budget = checkpoint.micro_batch_rows * args.max_seq_len  # positions in a micro-batch
+    global_batch = checkpoint.global_batch  # rows in a step, over all processes
     epoch_steps = steps_per_epoch(len(train_set), global_batch)
     total_steps = min(args.epochs * epoch_steps, args.max_steps or sys.maxsize)
+    if checkpoint.is_finished(total_steps):
+        return 0
     sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
-                          dist.rank, dist.world_size)
+                          dist.rank, dist.world_size, checkpoint.start_step)
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
 
     # --- Optimizer
     optimizer = make_adamw(model, args.weight_decay)
-    engine = Engine(optimizer, dist.device, dtype)
+    engine = Engine(model, optimizer, dist.device, dtype)
 
     # --- Wrap
     train_model = torch.compile(model) if args.use_compile else model
 
-    # --- Loop
+    # --- Resume
+    logger = Logger(args, dist, total_steps, epoch_steps)
+    finite = FiniteCheck(loader.documents_of, logger.print)
+    checkpoint.begin(total_steps, engine=engine, log=logger, finite=finite)
     print(first_line(model, args, dist, dtype, global_batch, total_steps), flush=True)
-    logger = Logger(args, run_name(args), total_steps, epoch_steps, dist.device)
-    validation = {}
+    logger.open(checkpoint.files, checkpoint.start_step)
+    val_batches = partial(batches_in_order, val_set, args.batch_size) if val_set else None
+    validation = Validation(args, dist, dtype, stop, logger, model, val_batches)
+    validation.catch_up(checkpoint.start_step)
+
+    # --- Loop
     model.train()
+    stop.begin()
     for step, rows in loader:  # rows: this process's share of the step
-        lr = warmup_cosine(step, total_steps, args.warmup_steps, args.learning_rate,
-                           args.min_lr_ratio)
+        lr = learning_rate(step, total_steps, args)
 
         # Gradient of (sum of cross entropy) / (number of targets), over the whole step
         tokens = dist.sum(rows.num_supervised)
@@ -104,19 +119,19 @@ def main():
                 loss = train_model(**micro_batch)  # summed over the micro-batch's targets
             engine.backward(loss / tokens)
             nats += loss.detach()
-        grad_norm = engine.update(lr, args.grad_clip)
+        grad_norm = engine.update(lr, args.grad_clip, nats)
+        finite.note(step, engine.outcome)
 
         logger.step(step, nats, tokens, rows.text_bytes, lr, grad_norm, engine.skipped_steps)
-
         with logger.paused():
-            if val_set is not None and is_due(step, args.eval_interval, total_steps):
-                batches = batches_in_order(val_set, args.batch_size)
-                metrics = evaluate(model, batches, token_budget, dist.device, dtype)
-                validation = {"step": step + 1, **metrics}
-                logger.validation(step, metrics)
-            if is_due(step, args.save_interval, total_steps):
-                path = save_run(args, model, SFT.name, step + 1, tokenizer.hash, validation)
-    logger.finish(f"saved {path}", loader.wait_seconds)
+            validation.after(step)
+            stopping = stop.now()
+            checkpoint.after(step, stopping)
+        if stopping:
+            break
+    logger.finish(checkpoint.result, loader.wait_seconds)
+    checkpoint.finish()
+    return stop.finish()
 
 
 if __name__ == "__main__":

@@ -77,8 +77,10 @@ def add_run_flags(group, save_weight: str) -> None:
     group.add_argument("--save_weight", default=save_weight,
                        help="name of the results: NAME_DIM.pth and so on")
     group.add_argument("--from_resume", default=0, **switch,
-                       help="1 = go on where a run ended (not here yet)")
+                       help="1 = go on from NAME_DIM_resume.pth, to the bit; 0 = begin anew")
     group.add_argument("--save_interval", type=int, default=100, help="steps between saves")
+    group.add_argument("--max_minutes", type=float, default=0,
+                       help="save and end, with exit status 0, after so many minutes; 0 = no limit")
     group.add_argument("--log_interval", type=int, default=10, help="steps between log lines")
     group.add_argument("--eval_interval", type=int, default=500,
                        help="steps between validations, 0 = only at the end")
@@ -104,9 +106,6 @@ def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | Non
     """
     args = parser.parse_args(argv)
     problems = number_problems(args)
-    if args.from_resume:
-        problems.append("--from_resume 1: not here yet; --from_weight NAME starts a new run from "
-                        "saved weights")
     try:
         args.config = LMConfig(dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads,
                                n_kv_heads=args.n_kv_heads, dropout=args.dropout)
@@ -127,7 +126,8 @@ def number_problems(args: argparse.Namespace) -> list[str]:
     """One message for each number out of its range."""
     at_least = {"max_seq_len": 2, "epochs": 1, "batch_size": 1, "accumulation_steps": 1,
                 "save_interval": 1, "log_interval": 1, "num_workers": 0, "max_steps": 0,
-                "warmup_steps": 0, "eval_interval": 0, "seed": 0, "weight_decay": 0, "grad_clip": 0}
+                "warmup_steps": 0, "eval_interval": 0, "seed": 0, "weight_decay": 0, "grad_clip": 0,
+                "max_minutes": 0}
     problems = [
         f"--{name} {getattr(args, name)}: expected at least {least}"
         for name, least in at_least.items()

@@ -10,16 +10,32 @@ from model.device import DeviceError, choose_device
 
 @dataclass(frozen=True)
 class Dist:
-    """Who this process is."""
+    """Who this process is, and how it talks with the others.
+
+    In a world of one every call returns what it was given. All others must make the same call.
+    """
 
     rank: int
     local_rank: int
     world_size: int
     device: torch.device
 
+    @property
+    def is_main(self) -> bool:
+        """True for the one process that prints and writes."""
+        return self.rank == 0
+
     def sum(self, value: float) -> float:
         """The sum of a number over all processes."""
         return value
+
+    def max(self, value: float) -> float:
+        """The largest of a number over all processes."""
+        return value
+
+    def gather(self, value: object) -> list:
+        """What every process gave, by rank; on the main process (others: an empty list)."""
+        return [value]
 
 
 def start_distributed(device_name: str) -> Dist:

@@ -1,27 +1,30 @@
-"""A user's mistake ends with a message and exit status 2; a traceback is for our mistakes."""
+"""How a script ends: a user's mistake with a message and status 2; a traceback is for ours."""
 
 import sys
 from collections.abc import Callable
 
 from model.device import DeviceError
 from model.weights import WeightsError
+from trainer.common.finite import NotFiniteError
+from trainer.common.state_file import StateError
 
 
-def run(main: Callable[[], None], *user_errors: type[Exception]) -> None:
-    """Calls main(), turning errors that a user can mend into one message.
+def run(main: Callable[[], int | None], *user_errors: type[Exception]) -> None:
+    """Calls main() and exits with the status it returns (None: 0).
 
-    These are the model folder's own and `user_errors`, which the script brings from `dataset/`
-    because this folder does not import that one.
+    Errors that a user can mend become one message: those of `model/` and of `trainer/common/`, and
+    `user_errors`, which the script brings from `dataset/` because this folder does not import that.
     """
     sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
+    mendable = (DeviceError, WeightsError, StateError, NotFiniteError, OSError, *user_errors)
     try:
-        main()
+        status = main()
     except BrokenPipeError:  # whoever read our output (`| head`, say) has seen enough
         sys.stderr.close()
         sys.exit(1)
-    except (DeviceError, WeightsError, OSError, *user_errors) as error:  # OSError: a full disk, say
+    except mendable as error:
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nstopped; what was saved before is in --out_dir", file=sys.stderr)
+    except KeyboardInterrupt:  # before trainer/common/stop.py listens
         sys.exit(130)  # 128 + SIGINT, as a shell reports it
+    sys.exit(status)

@@ -6,15 +6,19 @@ import json
 import math
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from model.device import describe
+from model.files import write_atomically
 from model.metrics import loss_metrics
 from model.transformer import MiniMindLM
+from trainer.common.console import survive_lost_reader
 from trainer.common.distributed import Dist
+from trainer.common.run_files import RunFiles
 from trainer.common.schedule import is_due
 from trainer.common.tracker import NoTracker, Tracker
 
@@ -56,6 +60,11 @@ def first_line(model: MiniMindLM, args: argparse.Namespace, dist: Dist, dtype: t
     return line
 
 
+# A logger's part of a saved state; --from_resume 1 goes on with them.
+SAVED = ("tokens", "text_bytes", "seconds", "validation", "validation_was_cut_short",
+         "window_nats", "window_tokens", "window_bytes", "window_seconds", "tracker_id")
+
+
 class Logger:
     """Adds up a window of steps and reports it every log_interval steps.
 
@@ -63,32 +72,58 @@ class Logger:
     last micro-batch. Tensors are read back from the device only when a row is due.
     """
 
-    def __init__(self, args: argparse.Namespace, run_name: str, total_steps: int,
-                 steps_per_epoch: int, device: torch.device):
-        self.log_interval, self.total_steps = args.log_interval, total_steps
-        self.steps_per_epoch, self.device = steps_per_epoch, device
-        path = args.out_dir / f"{run_name}_metrics.jsonl"
-        if path.exists():
-            path.replace(path.with_suffix(".old.jsonl"))
-        self.file = open(path, "w", encoding="utf-8")
-        self.tracker = Tracker(args, run_name) if args.use_wandb else NoTracker()
-        # disable=None: no bar where standard error is no terminal; the lines carry an ETA too.
-        self.bar = tqdm(total=total_steps, unit="step", disable=None, dynamic_ncols=True)
-        self.started = self.window_started = time.perf_counter()
+    def __init__(self, args: argparse.Namespace, dist: Dist, total_steps: int,
+                 steps_per_epoch: int):
+        self.args, self.dist = args, dist
+        self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
         self.tokens, self.text_bytes = 0, 0.0  # supervised, of the whole run
+        self.seconds = 0.0  # of training, in earlier launches of this run
+        self.validation: dict[str, float] = {}  # the last one's figures, with their step
+        self.validation_was_cut_short = False
+        self.tracker_id = ""
         self.reset_window()
 
     def reset_window(self) -> None:
         """Empties the sums; the next window begins now."""
-        self.window_started = time.perf_counter()
+        self.window_started, self.window_seconds = time.perf_counter(), 0.0
         self.window_nats: Tensor | float = 0.0
         self.window_tokens, self.window_bytes = 0, 0.0
+
+    def state_dict(self) -> dict:
+        """The counters, and the window that is open: a resumed log has no seam."""
+        now = time.perf_counter()
+        state = {name: getattr(self, name) for name in SAVED}
+        return {**state, "seconds": self.seconds + now - self.started,
+                "window_seconds": self.window_seconds + now - self.window_started}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name in SAVED:
+            setattr(self, name, state[name])
+        if isinstance(self.window_nats, Tensor):
+            self.window_nats = self.window_nats.to(self.dist.device)
+
+    def open(self, files: RunFiles, start_step: int) -> None:
+        """Begins to log; in a resumed run behind the rows of the first start_step steps."""
+        self.file, self.tracker = None, NoTracker()
+        if self.dist.is_main:
+            if start_step:
+                cut_metrics(files.metrics, start_step)
+            self.file = open(files.metrics, "a", encoding="utf-8")
+            if self.args.use_wandb:
+                self.tracker = Tracker(self.args, files.name, self.tracker_id)
+                self.tracker_id = self.tracker.run_id
+        # disable=None: no bar where standard error is no terminal; the lines carry an ETA too.
+        self.bar = tqdm(total=self.total_steps, initial=start_step, unit="step",
+                        disable=None if self.dist.is_main else True, dynamic_ncols=True)
+        self.start_step = start_step
+        self.started = self.window_started = time.perf_counter()
 
     def step(self, step: int, nats: Tensor, tokens: int, text_bytes: float, lr: float,
              grad_norm: Tensor, skipped_steps: Tensor) -> None:
         """Notes a finished step (counted from 0): its summed loss, supervised tokens, text bytes.
 
-        grad_norm is before clipping; skipped_steps counts those without an update since the start.
+        All are sums over all processes. grad_norm is before clipping; skipped_steps counts those
+        without an update since the start.
         """
         self.window_nats = self.window_nats + nats
         self.window_tokens += tokens
@@ -96,21 +131,22 @@ class Logger:
         self.tokens += tokens
         self.text_bytes += text_bytes
         self.bar.update()
-        if not is_due(step, self.log_interval, self.total_steps):
+        if not is_due(step, self.args.log_interval, self.total_steps):
             return
         done = step + 1
         metrics = loss_metrics(float(self.window_nats), self.window_tokens, self.window_bytes)
-        seconds = time.perf_counter() - self.window_started
+        now = time.perf_counter()
+        seconds = self.window_seconds + now - self.window_started
         row = {
             "step": done, "epoch": step // self.steps_per_epoch, "loss": metrics["loss"],
             "ppl": metrics["ppl"], "lr": lr, "grad_norm": float(grad_norm), "tokens": self.tokens,
             "tokens_per_s": self.window_tokens / seconds,
             "text_bytes_per_s": self.window_bytes / seconds,
-            "mem_gib": memory_gib(self.device), "skipped_steps": int(skipped_steps),
+            "mem_gib": memory_gib(self.dist.device), "skipped_steps": int(skipped_steps),
             "time": time.time(),
         }
         self.write(row)
-        eta = (self.total_steps - done) * (time.perf_counter() - self.started) / done
+        eta = (self.total_steps - done) * (now - self.started) / (done - self.start_step)
         self.print(
             f"step {done}/{self.total_steps} | loss {row['loss']:.3f} | lr {lr:.1e} | "
             f"grad_norm {row['grad_norm']:.2f} | {row['tokens_per_s']:,.0f} tok/s | "
@@ -128,8 +164,12 @@ class Logger:
         self.window_started += time.perf_counter() - begun
         self.started += time.perf_counter() - begun
 
-    def validation(self, step: int, metrics: dict[str, float]) -> None:
-        """Reports the figures of a validation after `step` (counted from 0)."""
+    def validated(self, step: int, metrics: dict[str, float], was_cut_short: bool) -> None:
+        """Reports the figures of a validation after `step` (counted from 0), if it is whole."""
+        self.validation_was_cut_short = was_cut_short
+        if was_cut_short:
+            return
+        self.validation = {"step": step + 1, **metrics}
         self.write({"step": step + 1,
                     **{f"val_{key}": metrics[key] for key in ("loss", "ppl", "bpb")}})
         self.print(f"step {step + 1}/{self.total_steps} | val_loss {metrics['loss']:.3f} | "
@@ -139,21 +179,40 @@ class Logger:
         """Appends a row to metrics.jsonl and sends it to the tracker; JSON has no infinity: null.
         """
         row = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        if self.file is not None:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
         self.tracker.log(row)
 
     def print(self, line: str) -> None:
-        """Prints a line above the progress bar."""
-        self.bar.write(line)
-        sys.stdout.flush()
+        """Prints a line above the progress bar, on the main process."""
+        if self.dist.is_main:
+            with survive_lost_reader(sys.stdout):
+                self.bar.write(line)
+                sys.stdout.flush()
 
     def finish(self, line: str, wait_seconds: float) -> None:
         """Prints a last line with the run's totals, and closes everything."""
-        seconds = time.perf_counter() - self.started
+        now = time.perf_counter()
+        seconds = self.seconds + now - self.started
         self.print(f"{line} | {duration(seconds)} of training, {self.tokens:,} tokens, "
                    f"{self.tokens / seconds:,.0f} tok/s, {self.text_bytes / seconds:,.0f} text "
-                   f"bytes/s, {100 * wait_seconds / seconds:.2f} % waiting for data")
+                   f"bytes/s, {100 * wait_seconds / (now - self.started):.2f} % waiting for data")
         self.bar.close()
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
         self.tracker.finish()
+
+
+def cut_metrics(path: Path, steps: int) -> None:
+    """Drops what was logged after so many steps, and a last line that was torn."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if line.endswith(b"\n") and json.loads(line)["step"] <= steps:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_atomically(path, lambda file: file.writelines(kept))

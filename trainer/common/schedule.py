@@ -1,6 +1,7 @@
 """When things happen: the learning rate of a step, and what is due after it."""
 
 import math
+from argparse import Namespace
 
 
 def warmup_cosine(step: int, total_steps: int, warmup_steps: int, peak: float, min_ratio: float
@@ -16,6 +17,12 @@ def warmup_cosine(step: int, total_steps: int, warmup_steps: int, peak: float, m
     progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
     cosine = (1 + math.cos(math.pi * min(progress, 1.0))) / 2
     return peak * (min_ratio + (1 - min_ratio) * cosine)
+
+
+def learning_rate(step: int, total_steps: int, args: Namespace) -> float:
+    """The learning rate of a step, as the flags say."""
+    return warmup_cosine(step, total_steps, args.warmup_steps, args.learning_rate,
+                         args.min_lr_ratio)
 
 
 def is_due(step: int, interval: int, total_steps: int) -> bool:

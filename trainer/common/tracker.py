@@ -5,12 +5,15 @@ Both work without a network in their offline modes: SWANLAB_MODE=offline, WANDB_
 
 import argparse
 import importlib
+import secrets
 import sys
 from pathlib import Path
 
 
 class NoTracker:
     """The tracker of a run without one: does nothing."""
+
+    run_id = ""
 
     def log(self, row: dict) -> None:
         pass
@@ -22,8 +25,10 @@ class NoTracker:
 class Tracker:
     """SwanLab or Weights & Biases, whose calls are alike. A failure is printed once and ends it."""
 
-    def __init__(self, args: argparse.Namespace, run_name: str):
+    def __init__(self, args: argparse.Namespace, run_name: str, run_id: str):
+        """run_id: of the run to go on with, or empty for a new one."""
         self.name, self.module = args.tracker, None
+        self.run_id = run_id or secrets.token_hex(11)[:21]  # 21 characters: what SwanLab takes
         config = {key: str(value) if isinstance(value, Path) else value
                   for key, value in vars(args).items() if key != "config"}
         folder = str(args.out_dir)
@@ -31,10 +36,11 @@ class Tracker:
             self.module = importlib.import_module(args.tracker)
             if args.tracker == "wandb":
                 self.module.init(project=args.wandb_project, name=run_name, config=config,
-                                 dir=folder)
+                                 dir=folder, id=self.run_id, resume="allow")
             else:
                 self.module.init(project=args.wandb_project, experiment_name=run_name,
-                                 config=config, logdir=str(Path(folder) / "swanlog"))
+                                 config=config, logdir=str(Path(folder) / "swanlog"),
+                                 id=self.run_id, resume="allow")
         except Exception as error:  # whatever a tracker does, it must not stop the training
             self.give_up(error)
 

@@ -1,0 +1,44 @@
+"""Validation: the figures of held-out rows, now and then, without holding up an end."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+
+import torch
+
+from model.metrics import evaluate
+from model.transformer import MiniMindLM
+from trainer.common.distributed import Dist
+from trainer.common.logger import Logger
+from trainer.common.schedule import is_due
+from trainer.common.stop import Stop
+
+
+class Validation:
+    """Evaluates the model every --eval_interval steps and after the last one.
+
+    make_batches returns an iterable of `Rows` (`dataset/packing.py`); None: there are none. A
+    validation that a signal cuts short reports nothing; the resumed run begins with it.
+    """
+
+    def __init__(self, args: Namespace, dist: Dist, dtype: torch.dtype, stop: Stop, logger: Logger,
+                 model: MiniMindLM, make_batches: Callable[[], Iterable] | None):
+        self.args, self.dist, self.dtype, self.stop, self.logger = args, dist, dtype, stop, logger
+        self.model, self.make_batches = model, make_batches
+
+    def catch_up(self, start_step: int) -> None:
+        """Does what was cut short before a run was resumed after start_step steps."""
+        if self.logger.validation_was_cut_short:
+            self.run(start_step - 1)
+
+    def after(self, step: int) -> None:
+        """Evaluates if it is time to, after `step` (counted from 0)."""
+        due = is_due(step, self.args.eval_interval, self.logger.total_steps)
+        if due and self.make_batches is not None:
+            self.run(step)
+
+    def run(self, step: int) -> None:
+        """Evaluates and reports."""
+        token_budget = self.args.batch_size * self.args.max_seq_len
+        metrics = evaluate(self.model, self.stop.until_asked(self.make_batches()), token_budget,
+                           self.dist.device, self.dtype)
+        self.logger.validated(step, metrics, was_cut_short=self.stop.asked)
