@@ -187,9 +187,15 @@ def stop_signals_held():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def batches_in_order(dataset: PackedRows, rows_per_batch: int) -> Iterator[Rows]:
-    """All rows once, first to last: for validation."""
+def batches_in_order(dataset: PackedRows, rows_per_batch: int, rank: int = 0, world_size: int = 1
+                     ) -> Iterator[Rows]:
+    """All rows once, first to last, dealt out to the processes: for validation.
+
+    All get equally many batches of equally many rows.
+    """
     collate = TokenBudgetCollate(dataset.plan.max_seq_len)
-    for start in range(0, len(dataset), rows_per_batch):
-        stop = min(start + rows_per_batch, len(dataset))
-        yield collate([dataset[row] for row in range(start, stop)])
+    per_process = -(-len(dataset) // world_size)
+    rows = np.arange(per_process) * world_size + rank
+    rows[rows >= len(dataset)] = EMPTY_ROW
+    for start in range(0, per_process, rows_per_batch):
+        yield collate([dataset[row] for row in rows[start : start + rows_per_batch]])

@@ -1,7 +1,7 @@
 """Cross entropy over a text, and what it says: loss, perplexity, bits per byte."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -24,12 +24,14 @@ def loss_metrics(nats: float, tokens: int, text_bytes: float) -> dict[str, float
     }
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode(): what ZeRO stage 3 gathers here must serve training too
 def evaluate(model: MiniMindLM, batches: Iterable, token_budget: int, device: torch.device,
-             dtype: torch.dtype) -> dict[str, float]:
+             dtype: torch.dtype, total: Callable[..., list[float]] = lambda *sums: list(sums)
+             ) -> dict[str, float]:
     """`loss_metrics` over all batches (`Rows` of `dataset/packing.py`), plus tokens and bytes.
 
-    Dropout is off meanwhile; the model's mode is put back afterwards.
+    Dropout is off meanwhile; the model's mode is put back afterwards. With several processes,
+    `total` adds their sums up.
     """
     was_training = model.training
     model.eval()
@@ -41,4 +43,5 @@ def evaluate(model: MiniMindLM, batches: Iterable, token_budget: int, device: to
         tokens += rows.num_supervised
         text_bytes += rows.text_bytes
     model.train(was_training)
+    nats, tokens, text_bytes = total(nats, tokens, text_bytes)
     return {**loss_metrics(nats, tokens, text_bytes), "tokens": tokens, "bytes": round(text_bytes)}

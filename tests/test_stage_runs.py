@@ -8,7 +8,7 @@ from conftest import ROOT, texts
 
 from model.transformer import FeedForward, MiniMindLM
 from trainer import train_full_sft, train_pretrain
-from trainer.common import arguments
+from trainer.common import arguments, engines
 from trainer.common.checkpoint import Checkpoint
 from trainer.common.engine import Engine
 from trainer.common.schedule import warmup_cosine
@@ -62,7 +62,7 @@ def test_the_loop_runs_in_the_chosen_dtype(train, write_jsonl, monkeypatch, dtyp
             super().backward(loss)
 
     monkeypatch.setattr(FeedForward, "forward", noted)
-    monkeypatch.setattr(train_pretrain, "Engine", NotedEngine)
+    monkeypatch.setattr(engines, "Engine", NotedEngine)
     train(train_pretrain, "--data_path", write_jsonl("data.jsonl", texts(20)), *SMALL,
           "--max_steps", 1, "--dtype", dtype)
     assert products == {f"torch.{dtype}"} and scaled == {dtype == "float16"}

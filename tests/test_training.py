@@ -13,11 +13,12 @@ from dataset.packing import make_plan
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
 from trainer import train_full_sft, train_pretrain
+from trainer.common.distributed import Dist
 from trainer.common.engine import BACKED_OFF, NOT_FINITE, UPDATED, Engine
 from trainer.common.optim import make_adamw
 from trainer.common.schedule import is_due, warmup_cosine
 
-CPU = torch.device("cpu")
+ALONE = Dist(0, 0, 1, torch.device("cpu"))
 
 
 def reference_run(path, tokenizer, steps, global_batch, lr, seed=42, max_seq_len=48):
@@ -126,7 +127,7 @@ def test_float16_scales_and_others_do_not():
     """A08: the scaler is on for float16 and only for it."""
     model = torch.nn.Linear(2, 2)
     for dtype, on in ((torch.float16, True), (torch.bfloat16, False), (torch.float32, False)):
-        engine = Engine(model, torch.optim.SGD(model.parameters(), fused=True), CPU, dtype)
+        engine = Engine(model, torch.optim.SGD(model.parameters(), fused=True), ALONE, dtype)
         assert engine.scaler.is_enabled() is on
 
 
@@ -135,7 +136,7 @@ def test_grad_clip(grad_clip, moved):
     """A10: 0 leaves the gradient alone; otherwise its norm is at most --grad_clip."""
     parameter = torch.nn.Parameter(torch.zeros(2))
     model, optimizer = torch.nn.ParameterList([parameter]), torch.optim.SGD([parameter], fused=True)
-    engine = Engine(model, optimizer, CPU, torch.float32)
+    engine = Engine(model, optimizer, ALONE, torch.float32)
     loss = (parameter * torch.tensor([30.0, 40.0])).sum()
     engine.backward(loss)
     norm = engine.update(lr=1.0, grad_clip=grad_clip, nats=loss.detach())
@@ -156,7 +157,7 @@ def step(engine, model, features, loss_scale=1.0):
 def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
     """A11: one bad gradient costs one step, which is counted; no weight or moment changes."""
     model = torch.nn.Linear(2, 2)
-    engine = Engine(model, make_adamw(model, 0.1), CPU, dtype)
+    engine = Engine(model, make_adamw(model, 0.1), ALONE, dtype)
     before = [parameter.clone() for parameter in model.parameters()]
     step(engine, model, [1.0, bad])
     assert engine.skipped_steps == 1 and engine.outcome == NOT_FINITE
@@ -171,7 +172,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
 def test_a_loss_that_is_not_finite_changes_nothing(dtype):
     """A11: also where its gradient is finite, as of a loss with a constant that overflowed."""
     model = torch.nn.Linear(2, 2)
-    engine = Engine(model, make_adamw(model, 0.1), CPU, dtype)
+    engine = Engine(model, make_adamw(model, 0.1), ALONE, dtype)
     before = [parameter.clone() for parameter in model.parameters()]
     engine.backward(model(torch.ones(2)).sum())
     engine.update(lr=0.1, grad_clip=1.0, nats=torch.tensor(float("inf")))
@@ -182,7 +183,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(dtype):
 def test_float16_backs_off_and_that_is_no_fault():
     """Infinite gradients under a scale above 1 halve the scale; at scale 1 they are a fault."""
     model = torch.nn.Linear(2, 2)
-    engine = Engine(model, make_adamw(model, 0.1), CPU, torch.float16)
+    engine = Engine(model, make_adamw(model, 0.1), ALONE, torch.float16)
     outcomes = []
     for _ in range(18):  # 65,536 is halved 16 times until it is 1
         loss = model(torch.ones(2)).sum()

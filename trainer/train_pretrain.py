@@ -32,7 +32,7 @@ from model.transformer import MiniMindLM
 from trainer.common.arguments import parse_stage_arguments, stage_parser
 from trainer.common.checkpoint import Checkpoint, start_weights
 from trainer.common.distributed import start_distributed
-from trainer.common.engine import Engine
+from trainer.common.engines import make_engine, place
 from trainer.common.errors import run
 from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger, first_line
@@ -55,17 +55,17 @@ def parse_arguments():
 def main():
     args = parse_arguments()
     tokenizer = Tokenizer()
-    dist = start_distributed(args.device)
+    dist = start_distributed(args.device, needs_group=args.deepspeed is not None)
     stop = Stop(dist, args.max_minutes)
     checkpoint = Checkpoint(args, dist, PRETRAIN.name, tokenizer.hash)
-    dtype = choose_dtype(args.dtype, dist.device)
+    dtype = dist.from_main(lambda: choose_dtype(args.dtype, dist.device))
     torch.manual_seed(args.seed)
 
     # --- Model
     model = MiniMindLM(replace(args.config, vocab_size=tokenizer.vocab_size))
     if not checkpoint.resumed:
         start_weights(model, args, tokenizer.hash)
-    model.to(dist.device)
+    place(model, args, dist)
 
     # --- Data
     train_set, val_set = open_data(PRETRAIN, tokenizer, args)
@@ -82,19 +82,19 @@ def main():
 
     # --- Optimizer
     optimizer = make_adamw(model, args.weight_decay)
-    engine = Engine(model, optimizer, dist.device, dtype)
+    engine = make_engine(model, optimizer, args, dist, dtype)
 
     # --- Wrap
-    train_model = torch.compile(model) if args.use_compile else model
+    train_model = engine.wrap(torch.compile(model) if args.use_compile else model)
 
     # --- Resume
     logger = Logger(args, dist, total_steps, epoch_steps)
     finite = FiniteCheck(loader.documents_of, logger.print)
     checkpoint.begin(total_steps, engine=engine, log=logger, finite=finite)
-    print(first_line(model, args, dist, dtype, global_batch, total_steps), flush=True)
+    print(first_line(engine, args, global_batch, total_steps), flush=True)
     logger.open(checkpoint.files, checkpoint.start_step)
-    val_batches = partial(batches_in_order, val_set, args.batch_size) if val_set else None
-    validation = Validation(args, dist, dtype, stop, logger, model, val_batches)
+    val_batches = partial(batches_in_order, val_set, args.batch_size, dist.rank, dist.world_size)
+    validation = Validation(args, dist, dtype, stop, logger, model, val_set and val_batches)
     validation.catch_up(checkpoint.start_step)
 
     # --- Loop
@@ -104,17 +104,18 @@ def main():
         lr = learning_rate(step, total_steps, args)
 
         # Gradient of (sum of cross entropy) / (number of targets), over the whole step
-        tokens = dist.sum(rows.num_supervised)
+        tokens, text_bytes = dist.sum(rows.num_supervised, rows.text_bytes)
         nats = 0.0
-        for micro_batch, _ in rows.split(token_budget, dist.device):
-            with autocast(dist.device, dtype):
+        for micro_batch, is_last in rows.split(token_budget, dist.device):
+            with engine.sync(is_last), autocast(dist.device, dtype):
                 loss = train_model(**micro_batch)  # summed over the micro-batch's targets
-            engine.backward(loss / tokens)
+                engine.backward(loss / tokens * dist.world_size)  # processes are averaged
             nats += loss.detach()
+        nats = dist.add_up(nats)
         grad_norm = engine.update(lr, args.grad_clip, nats)
         finite.note(step, engine.outcome)
 
-        logger.step(step, nats, tokens, rows.text_bytes, lr, grad_norm, engine.skipped_steps)
+        logger.step(step, nats, tokens, text_bytes, lr, grad_norm, engine.skipped_steps)
         with logger.paused():
             validation.after(step)
             stopping = stop.now()
@@ -123,6 +124,7 @@ def main():
             break
     logger.finish(checkpoint.result, loader.wait_seconds)
     checkpoint.finish()
+    dist.finish()
     return stop.finish()
 
 

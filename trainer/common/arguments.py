@@ -5,6 +5,7 @@ All problems are reported together, with exit status 2, before anything is loade
 
 import argparse
 import importlib.util
+import json
 import os
 
 from model.device import DTYPES
@@ -12,10 +13,18 @@ from model.files import ROOT, find_path
 from model.LMConfig import LMConfig
 
 
+class Parser(argparse.ArgumentParser):
+    """Of several processes with the same command line, one says what is wrong with it."""
+
+    def _print_message(self, message: str, file=None) -> None:
+        if int(os.environ.get("RANK", 0)) == 0:
+            super()._print_message(message, file)
+
+
 def stage_parser(description: str, *, data_path: str, save_weight: str, from_weight: str,
                  max_seq_len: int, learning_rate: float) -> argparse.ArgumentParser:
     """The flags that all stages share; the keyword arguments are this stage's defaults."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=description, allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -89,6 +98,11 @@ def add_run_flags(group, save_weight: str) -> None:
     group.add_argument("--dtype", choices=("auto", *DTYPES), default="auto",
                        help="of matrix products; auto = float16 on CUDA, bfloat16 on a CPU that "
                             "has it, else float32")
+    group.add_argument("--shard", choices=("none", "full"), default="none",
+                       help="with several processes: full = each holds a part of every matrix "
+                            "(FSDP2), for models that outgrow one card")
+    group.add_argument("--deepspeed", metavar="FILE", default=None,
+                       help="run DeepSpeed, with the ZeRO stage that this JSON file gives")
     group.add_argument("--use_compile", default=0, **switch, help="1 = torch.compile the model")
     group.add_argument("--use_wandb", action="store_true", help="report to the --tracker too")
     group.add_argument("--tracker", choices=("swanlab", "wandb"), default="swanlab",
@@ -105,7 +119,9 @@ def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | Non
     Exits with status 2 and one message that lists all problems.
     """
     args = parser.parse_args(argv)
-    problems = number_problems(args)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:
+        args.from_resume = 1  # torchrun starts the processes anew after one was lost
+    problems = number_problems(args) + engine_problems(args)
     try:
         args.config = LMConfig(dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads,
                                n_kv_heads=args.n_kv_heads, dropout=args.dropout)
@@ -142,13 +158,49 @@ def number_problems(args: argparse.Namespace) -> list[str]:
     return problems
 
 
+def engine_problems(args: argparse.Namespace) -> list[str]:
+    """One message for each thing that --deepspeed or --shard cannot have."""
+    if args.deepspeed is None:
+        return []
+    problems = []
+    if args.shard != "none":
+        problems.append("--shard with --deepspeed: expected one of them (ZeRO stage 3 is the like)")
+    if args.use_compile:
+        problems.append("--use_compile 1 with --deepspeed: expected 0")
+    if importlib.util.find_spec("deepspeed") is None:
+        problems.append("--deepspeed: not installed; pip install -r requirements-deepspeed.txt")
+    path = find_path(args.deepspeed)
+    try:
+        config = json.loads(path.read_text("utf-8"))
+        stage = config.pop("zero_optimization")["stage"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        problems.append(f"--deepspeed {path}: expected a JSON file with a `stage` under "
+                        f"`zero_optimization`, as in trainer/ds_config.json ({error!r})")
+        return problems
+    if stage not in (1, 2, 3):
+        problems.append(f"--deepspeed {path}: stage {stage!r}, expected 1, 2 or 3")
+    problems += [f"--deepspeed {path}: `{key}` is {said_by(key)}; take it out" for key in config]
+    return problems
+
+
+def said_by(key: str) -> str:
+    """Where a run says what a key of DeepSpeed's configuration would say again."""
+    flags = {"fp16": "--dtype", "bf16": "--dtype", "torch_autocast": "--dtype",
+             "gradient_clipping": "--grad_clip", "optimizer": "--learning_rate, --weight_decay",
+             "scheduler": "--learning_rate, --warmup_steps, --min_lr_ratio",
+             "train_micro_batch_size_per_gpu": "--batch_size",
+             "gradient_accumulation_steps": "--accumulation_steps",
+             "train_batch_size": "--batch_size and --accumulation_steps"}
+    return f"said by {flags[key]}" if key in flags else "no part of `zero_optimization`"
+
+
 def path_problems(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
     """Makes the paths of args absolute, and returns one message for each that cannot be used.
 
     Defaults are anchored at the repository root, wherever the script is run from.
     """
     problems = []
-    for name in ("data_path", "val_data_path", "cache_dir", "out_dir"):
+    for name in ("data_path", "val_data_path", "cache_dir", "out_dir", "deepspeed"):
         given = getattr(args, name)
         if given is not None:
             setattr(args, name, find_path(given, parser.get_default(name)))

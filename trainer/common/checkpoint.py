@@ -8,6 +8,8 @@ import argparse
 import sys
 import threading
 
+import torch
+
 from model.transformer import MiniMindLM
 from model.weights import (
     WeightsError,
@@ -69,10 +71,7 @@ class Checkpoint:
         self.args, self.dist = args, dist
         self.stage_name, self.tokenizer_hash = stage_name, tokenizer_hash
         self.files = RunFiles(args.out_dir, f"{args.save_weight}_{args.dim}")
-        if dist.is_main:
-            self.files.lock()
-            self.files.clean()
-        self.saved = read_newest_state(self.files.state) if args.from_resume else None
+        self.saved = dist.from_main(self.open)
         self.micro_batch_rows = args.batch_size
         self.global_batch = args.batch_size * args.accumulation_steps * dist.world_size
         self.start_step = 0
@@ -85,6 +84,12 @@ class Checkpoint:
         self.problem = ""  # why the last save failed
         self.overdue = False
 
+    def open(self) -> dict | None:
+        """On the main process: takes the name, and reads the state that is to be resumed."""
+        self.files.lock()
+        self.files.clean()
+        return read_newest_state(self.files.state) if self.args.from_resume else None
+
     @property
     def resumed(self) -> bool:
         """True if this launch goes on with an earlier one's run."""
@@ -96,6 +101,8 @@ class Checkpoint:
         wanted, self.global_batch = self.global_batch, saved["global_batch"]
         if self.args.batch_size == saved["arguments"]["batch_size"]:
             self.micro_batch_rows = saved["micro_batch_rows"]
+        if self.dist.world_size != saved["world_size"]:
+            print(f"processes: {saved['world_size']} -> {self.dist.world_size}")
         if wanted != self.global_batch:
             print(f"a step keeps its {self.global_batch} rows, though the flags say {wanted}; they "
                   f"go in micro-batches of up to {self.micro_batch_rows} rows")
@@ -110,6 +117,7 @@ class Checkpoint:
         self.facts = {"the training data": train_set.fingerprint,
                       "the validation data": val_set.fingerprint if val_set else "none",
                       "the tokenizer": self.tokenizer_hash}
+        self.dist.agree("data", str(self.facts))
         if self.resumed:
             compare_data(self.facts, self.saved["facts"], self.files.state)
 
@@ -128,17 +136,22 @@ class Checkpoint:
         """
         self.total_steps, self.engine = total_steps, engine
         self.parts = {"engine": engine, **others}
-        if self.dist.is_main:
-            self.files.check_space(engine.model, self.resumed)
-            if not self.resumed:
-                self.files.make_way(engine.model.config)
+        self.dist.from_main(self.make_room)
         if self.resumed:
             for name, part in self.parts.items():
                 part.load_state_dict(self.saved[name])
-            states = self.saved["random"]
-            if self.dist.rank < len(states):
-                set_random_states(states[self.dist.rank], self.dist.device)
+            random = self.saved["random"][self.dist.rank :][:1]
             self.saved = {}  # frees its memory
+        if self.resumed and random:
+            set_random_states(random[0], self.dist.device)
+        else:  # processes drop different units
+            torch.manual_seed(self.args.seed + self.start_step + self.dist.rank)
+
+    def make_room(self) -> None:
+        """On the main process: checks the disk, and moves an earlier run out of a new one's way."""
+        self.files.check_space(self.engine.num_parameters, self.resumed)
+        if not self.resumed:
+            self.files.make_way(self.engine.model.config)
 
     def after(self, step: int, stopping: bool) -> None:
         """Saves if it is time to, after `step` (counted from 0); the last save is waited for.
@@ -149,7 +162,7 @@ class Checkpoint:
         self.overdue |= last or is_due(step, self.args.save_interval, self.total_steps)
         if last:
             self.wait()
-        if self.overdue and not self.dist.max(self.is_writing):
+        if self.overdue and self.dist.max(self.is_writing) == [False]:
             self.save(step + 1)
             self.overdue = False
         if last:
@@ -180,7 +193,7 @@ class Checkpoint:
     def write(self, state: dict) -> None:
         """Runs in a thread: writes state and weights, or says why it could not."""
         try:
-            self.files.check_space(self.engine.model, resumed=True)
+            self.files.check_space(self.engine.num_parameters, resumed=True)
             write_state(self.files.state, state)
             save_weights(self.files.weights, self.engine.model.config, state["engine"]["model"], {
                 "stage": self.stage_name, "step": state["step"],

@@ -1,7 +1,12 @@
-"""From a loss to changed weights, on one process in plain PyTorch."""
+"""From a loss to changed weights: one process, or many with the whole model each (DDP)."""
+
+import contextlib
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.common.distributed import Dist
 
 UPDATED, BACKED_OFF, NOT_FINITE = 0, 1, 2  # what became of a step
 
@@ -16,13 +21,29 @@ class Engine:
     here waits for it. The optimizer has to be a fused one.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device,
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dist: Dist,
                  dtype: torch.dtype):
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.dist = model, optimizer, dist
         self.dtype = str(dtype).removeprefix("torch.")
-        self.outcome = torch.zeros((), dtype=torch.int64, device=device)
-        self.skipped_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        # Now, before ZeRO sends them elsewhere.
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.outcome = torch.zeros((), dtype=torch.int64, device=dist.device)
+        self.skipped_steps = torch.zeros((), dtype=torch.int64, device=dist.device)
+        self.scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == torch.float16)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as the loop calls it: with DDP, its gradients become means over processes."""
+        self.train_model = model
+        if self.dist.world_size > 1:
+            self.train_model = DistributedDataParallel(
+                model, gradient_as_bucket_view=True, broadcast_buffers=False)
+        return self.train_model
+
+    def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Context of a forward and backward: gradients travel in the last one of a step only."""
+        if is_last or self.dist.world_size == 1:
+            return contextlib.nullcontext()
+        return self.train_model.no_sync()
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of loss to what earlier micro-batches of the step left."""
@@ -37,7 +58,7 @@ class Engine:
             group["lr"] = lr
         scale = self.scaler.scale(torch.ones_like(nats))  # 1 if the scaler is disabled
         self.scaler.unscale_(self.optimizer)
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), grad_clip or torch.inf)
+        grad_norm = self.clip(grad_clip or torch.inf)
         finite = grad_norm.isfinite() & nats.isfinite()
         # Too large a scale, not bad data: the scaler halves it, and that is all there is to it.
         backed_off = ~finite & nats.isfinite() & (scale > 1)
@@ -50,22 +71,42 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm
 
+    def clip(self, largest: float) -> Tensor:
+        """Scales the gradient down to the largest allowed norm; returns the norm it had."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
+
     def state_dict(self) -> dict:
         """Weights and moments in float32, under the parameters' names, and the scaler's state."""
-        moments = {name: dict(self.optimizer.state[parameter])
-                   for name, parameter in self.model.named_parameters()
-                   if parameter in self.optimizer.state}
-        return {"model": self.model.state_dict(), "optimizer": moments,
-                "scaler": self.scaler.state_dict(), "skipped_steps": self.skipped_steps}
+        named = list(self.model.named_parameters())
+        return {
+            "model": {name: self.read(parameter) for name, parameter in named},
+            "optimizer": {name: {key: self.read(parameter, key) for key in self.moments(parameter)}
+                          for name, parameter in named},
+            "scaler": self.scaler.state_dict(), "skipped_steps": self.skipped_steps,
+        }
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        """Puts back what `state_dict` gave, on whatever device the model now is."""
-        self.model.load_state_dict(state["model"])
+        """Puts back what `state_dict` gave, whatever engine, device and processes it came from."""
         for name, parameter in self.model.named_parameters():
-            if name in state["optimizer"]:
-                self.optimizer.state[parameter] = {
-                    key: value.to(parameter.device, copy=True)
-                    for key, value in state["optimizer"][name].items()
-                }
+            self.write(parameter, state["model"][name])
+            for key, value in state["optimizer"][name].items():
+                self.write(parameter, value, key)
         self.scaler.load_state_dict(state["scaler"])
         self.skipped_steps.copy_(state["skipped_steps"])
+
+    def moments(self, parameter: nn.Parameter) -> list[str]:
+        """What the optimizer keeps for a parameter, e.g. `exp_avg`; nothing before the first step.
+        """
+        return list(self.optimizer.state.get(parameter, {}))
+
+    def read(self, parameter: nn.Parameter, moment: str | None = None) -> Tensor:
+        """A parameter or one of its moments, whole."""
+        return parameter if moment is None else self.optimizer.state[parameter][moment]
+
+    def write(self, parameter: nn.Parameter, value: Tensor, moment: str | None = None) -> None:
+        """Replaces a parameter or one of its moments by (a copy of) a whole value."""
+        if moment is None:
+            parameter.copy_(value)
+        else:
+            self.optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from model.device import describe
 from model.files import write_atomically
 from model.metrics import loss_metrics
-from model.transformer import MiniMindLM
 from trainer.common.console import survive_lost_reader
 from trainer.common.distributed import Dist
+from trainer.common.engine import Engine
 from trainer.common.run_files import RunFiles
 from trainer.common.schedule import is_due
 from trainer.common.tracker import NoTracker, Tracker
@@ -45,12 +45,13 @@ def duration(seconds: float) -> str:
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
-def first_line(model: MiniMindLM, args: argparse.Namespace, dist: Dist, dtype: torch.dtype,
-               global_batch: int, total_steps: int) -> str:
+def first_line(engine: Engine, args: argparse.Namespace, global_batch: int, total_steps: int
+               ) -> str:
     """What is about to run, in one line (and a second one if it runs on a CPU by default)."""
-    line = (f"{model.num_parameters():,} parameters | up to {global_batch * args.max_seq_len:,} "
+    dist = engine.dist
+    line = (f"{engine.num_parameters:,} parameters | up to {global_batch * args.max_seq_len:,} "
             f"tokens per step | {total_steps:,} steps | world_size {dist.world_size} | "
-            f"{describe(dist.device)} | {str(dtype).removeprefix('torch.')} | seed {args.seed}")
+            f"{describe(dist.device)} | {engine.dtype} | seed {args.seed}")
     if args.warmup_steps > total_steps // 2:
         line += f"\nwarm-up: {total_steps // 2} steps, half of the run (--warmup_steps " \
                 f"{args.warmup_steps})"

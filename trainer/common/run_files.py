@@ -12,7 +12,6 @@ import shutil
 from pathlib import Path
 
 from model.LMConfig import LMConfig
-from model.transformer import MiniMindLM
 from trainer.common.state_file import StateError, peek, previous_path
 
 
@@ -48,11 +47,11 @@ class RunFiles:
         for path in (self.weights, self.description, self.state, previous_path(self.state)):
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
 
-    def check_space(self, model: MiniMindLM, resumed: bool) -> None:
+    def check_space(self, num_parameters: int, resumed: bool) -> None:
         """Raises StateError if the disk cannot hold what a run saves: weights twice (the old and
         the new), and the state three times (float32 weights and two moments; also the previous).
         """
-        weights, state = 2 * model.num_parameters(), 12 * model.num_parameters()
+        weights, state = 2 * num_parameters, 12 * num_parameters
         needed = weights + state if resumed else 2 * weights + 3 * state
         free = shutil.disk_usage(self.out_dir).free
         if free < needed:

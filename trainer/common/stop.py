@@ -13,13 +13,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from trainer.common.console import say
 from trainer.common.distributed import Dist
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
            if hasattr(signal, name)]
+GRACE = 5.0  # seconds to clean up in, before the first step
 PATIENCE = 2.0  # seconds before a second signal counts
 AGREEMENT = 15.0  # seconds that processes have to agree on the last step, beside a step's own time
 TIME_IS_UP = 0.5  # a reason to stop that is no signal, and weaker than any
@@ -68,6 +69,8 @@ class Stop:
                 self.signal, self.signalled_at = number[0], now
                 if self.begun:
                     self.announce(name)
+                else:  # `handle` ends us, unless the main thread does not get to it
+                    self.after(GRACE, lambda: os._exit(128 + self.signal))
             elif now - self.signalled_at > PATIENCE:
                 say(f"{name} again: stopped at once", sys.stderr)
                 os._exit(128 + number[0])
@@ -77,9 +80,13 @@ class Stop:
         if self.dist.is_main:
             say(f"\n{name}: saving after this step; once more stops at once", sys.stderr)
         if self.dist.world_size > 1:
-            timer = threading.Timer(AGREEMENT + self.longest_step, self.give_up)
-            timer.daemon = True
-            timer.start()
+            self.after(AGREEMENT + self.longest_step, self.give_up)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Does something later, if the process is still there."""
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        timer.start()
 
     def give_up(self) -> None:
         """Ends a process that waits in vain for the others."""
@@ -101,16 +108,18 @@ class Stop:
         return self.signal > 0 or time.monotonic() > self.limit
 
     def until_asked(self, items: Iterable) -> Iterator:
-        """The items, as long as nobody asks to end."""
+        """The items, as long as no process is asked to end; then `cut_short` is True."""
+        self.cut_short = False
         for item in items:
-            if self.asked:
+            if self.dist.max(self.asked) == [True]:
+                self.cut_short = True
                 return
             yield item
 
     def now(self) -> bool:
         """True, on all processes after the same step, once any of them was asked to end."""
         vote = self.signal or (TIME_IS_UP if self.asked else 0)
-        self.reason = self.dist.max(vote)
+        [self.reason] = self.dist.max(vote)
         self.settled = self.reason > 0
         self.longest_step = max(self.longest_step, time.monotonic() - self.asked_at)
         self.asked_at = time.monotonic()
@@ -122,10 +131,11 @@ class Stop:
         """
         if not self.reason:
             return 0
-        name = "--max_minutes" if self.reason == TIME_IS_UP else signal.Signals(self.reason).name
+        by_time = self.reason == TIME_IS_UP
+        name = "--max_minutes" if by_time else signal.Signals(int(self.reason)).name
         if self.dist.is_main:
             say(f"stopped by {name}; to go on: {resume_command()}")
-        return 0 if self.reason == TIME_IS_UP else 128 + int(self.reason)
+        return 0 if by_time else 128 + int(self.reason)
 
 
 def resume_command() -> str:

@@ -39,6 +39,7 @@ class Validation:
     def run(self, step: int) -> None:
         """Evaluates and reports."""
         token_budget = self.args.batch_size * self.args.max_seq_len
-        metrics = evaluate(self.model, self.stop.until_asked(self.make_batches()), token_budget,
-                           self.dist.device, self.dtype)
-        self.logger.validated(step, metrics, was_cut_short=self.stop.asked)
+        batches = self.stop.until_asked(self.make_batches())
+        metrics = evaluate(self.model, batches, token_budget, self.dist.device, self.dtype,
+                           self.dist.sum)
+        self.logger.validated(step, metrics, was_cut_short=self.stop.cut_short)
