@@ -218,15 +218,6 @@ def test_launcher_flag_local_rank_is_accepted(run_stage, text_file, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_several_processes_are_refused_for_now(run_stage, text_file, tmp_path, monkeypatch):
-    """A66: an environment that speaks of three processes neither hangs nor trains as one."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    result = run_stage("trainer/train_pretrain.py", "--data_path", text_file, *TINY, "--out_dir",
-                       tmp_path / "o", timeout=60)
-    assert_refused(result, "WORLD_SIZE=3", "--nproc_per_node=1")
-
-
 def test_defaults_are_anchored_at_the_root(text_file, tmp_path, monkeypatch):
     """A70: defaults mean the repository's folders, typed paths those where one stands."""
     monkeypatch.chdir(tmp_path)

@@ -56,13 +56,16 @@ def parse_arguments():
     return parse_stage_arguments(parser)
 
 
+def print_sample(args, tokenizer):
+    cache = open_token_cache(args.data_path, SFT, tokenizer, args.bad_lines, args.cache_dir)
+    print(show_sample(cache, tokenizer, args.show_sample))
+
+
 def main():
     args = parse_arguments()
     tokenizer = Tokenizer()
     if args.show_sample:
-        cache = open_token_cache(args.data_path, SFT, tokenizer, args.bad_lines, args.cache_dir)
-        print(show_sample(cache, tokenizer, args.show_sample))
-        return
+        return print_sample(args, tokenizer)
     dist = start_distributed(args.device, needs_group=args.deepspeed is not None)
     stop = Stop(dist, args.max_minutes)
     checkpoint = Checkpoint(args, dist, SFT.name, tokenizer.hash)

@@ -39,6 +39,9 @@ class DeepSpeedEngine(Engine):
         super().__init__(model, optimizer, dist, dtype)
         # DeepSpeed calls functions that this torch advises against, in every step.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        # On a CPU DeepSpeed would compile an operator, under a lock that a killed process leaves
+        # behind for all after it to wait at; gloo does its work as well.
+        deepspeed.comm.torch.build_shm_op = lambda: None
         config = read_config(args.deepspeed)
         self.stage = config["zero_optimization"]["stage"]
         config |= {"train_micro_batch_size_per_gpu": args.batch_size,
