@@ -30,7 +30,7 @@ fi
 
 # train STAGE FLAGS...   unless its marker file says that this was done already, from this data
 train() {
-    local stage="$1" marker="$OUT_DIR/$1.done" made_from
+    local stage="$1" marker="$OUT_DIR/$1.done" started="$OUT_DIR/$1.started" made_from resume=0
     shift
     made_from="$(cat "${SAMPLE[@]}" model/tokenizer.json | cksum) $*"
     if [ -f "$marker" ] && [ "$(cat "$marker")" = "$made_from" ]; then
@@ -38,13 +38,16 @@ train() {
         return
     fi
     rm -f "$marker" "$OUT_DIR/full_sft.done" # what follows is made anew as well
-    "$PYTHON" "trainer/train_$stage.py" --out_dir "$OUT_DIR" "$@"
+    # Interrupted in the middle of the same thing? Then it goes on from the last save.
+    if [ -f "$started" ] && [ "$(cat "$started")" = "$made_from" ]; then resume=1; fi
+    echo "$made_from" >"$started"
+    "$PYTHON" "trainer/train_$stage.py" --out_dir "$OUT_DIR" "$@" --from_resume "$resume"
     echo "$made_from" >"$marker"
 }
 
 # Small steps: on so little text the number of updates counts more than their precision.
 common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 20
-    --learning_rate 1e-3 --min_lr_ratio 0 --save_interval 1000)
+    --learning_rate 1e-3 --min_lr_ratio 0 --save_interval 100)
 train pretrain --data_path dataset/sample_pretrain.jsonl --epochs 2 "${common[@]}" "$@"
 train full_sft --data_path dataset/sample_sft.jsonl --epochs 4 "${common[@]}" "$@"
 

@@ -118,8 +118,9 @@ def main():
         tokens, text_bytes = dist.sum(rows.num_supervised, rows.text_bytes)
         nats = 0.0
         for micro_batch, is_last in rows.split(token_budget, dist.device):
-            with engine.sync(is_last), autocast(dist.device, dtype):
-                loss = train_model(**micro_batch)  # summed over the micro-batch's targets
+            with engine.sync(is_last):  # gradients travel with the last micro-batch only
+                with autocast(dist.device, dtype):
+                    loss = train_model(**micro_batch)  # summed over the micro-batch's targets
                 engine.backward(loss / tokens * dist.world_size)  # processes are averaged
             nats += loss.detach()
         nats = dist.add_up(nats)
@@ -135,7 +136,6 @@ def main():
             break
     logger.finish(checkpoint.result, loader.wait_seconds)
     checkpoint.finish()
-    dist.finish()
     return stop.finish()
 
 

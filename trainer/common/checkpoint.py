@@ -213,6 +213,9 @@ class Checkpoint:
     def finish(self) -> None:
         """Call after the last step. Raises StateError if the last save failed."""
         self.wait()
+        self.dist.from_main(self.raise_problem)
+
+    def raise_problem(self) -> None:
         if self.problem:
             raise StateError(f"{self.problem}. Make room, then run the same command with "
                              "--from_resume 1: it goes on from the last good save.")

@@ -126,9 +126,11 @@ class Stop:
         return self.settled
 
     def finish(self) -> int:
-        """The exit status: 128 + signal, as a shell reports it; 0 after the last step or a time
-        limit. Prints the line that resumes, if the run did not reach its end by itself.
+        """Parts from the other processes, and returns the exit status: 128 + signal, as a shell
+        reports it; 0 after the last step or a time limit. Prints the line that resumes, if the run
+        did not reach its end by itself.
         """
+        self.dist.finish()
         if not self.reason:
             return 0
         by_time = self.reason == TIME_IS_UP
