@@ -181,12 +181,14 @@ class Checkpoint:
         """Runs in a thread: writes state and weights, or says why it could not."""
         try:
             self.files.check_space(self.engine.model, resumed=True)
-            write_state(self.files.state, state)
+            # The weights first: were they the second, a run killed between the two last writes
+            # would be finished with older weights, and resuming it would write none.
             save_weights(self.files.weights, self.engine.model.config, state["engine"]["model"], {
                 "stage": self.stage_name, "step": state["step"],
                 "validation": state["log"]["validation"],
                 "tokenizer_hash": self.tokenizer_hash, "command": sys.argv,
             })
+            write_state(self.files.state, state)
             self.problem = ""
         except Exception as error:  # whatever a disk does, training goes on
             self.problem = f"not saved after step {state['step']}: {error}"
