@@ -13,7 +13,7 @@ from conftest import TINY_RUN
 
 from dataset.jsonl import DataError
 from trainer import train_full_sft, train_pretrain
-from trainer.common import errors
+from trainer.common import checkpoint, errors
 from trainer.common.checkpoint import Checkpoint
 from trainer.common.engine import Engine
 from trainer.common.finite import FiniteCheck
@@ -69,21 +69,27 @@ class Runs:
         return ended.value.code or 0
 
     def killed(self, instant: str, dying_step: int, *flags, lost_save: int = 0,
-               lost_weights: int = 0, **options) -> None:
+               half_save: int = 0, **options) -> None:
         """A run that ends at an instant of a step (counted from 0); the save after `lost_save`
-        steps is still being written then, others are done. Of the save after `lost_weights`
-        steps there is the state only.
+        steps is still being written then, others are done. The save after `half_save`
+        steps dies between its two files.
         """
         write, now = Checkpoint.write, {"step": -1, "calls": 0}
 
-        def written(checkpoint, state):
+        def first_only(name, calls):
+            function = getattr(checkpoint, name)
+            return lambda *args: calls.append(name) or len(calls) > 1 or function(*args)
+
+        def written(self, state):
             if state["step"] == lost_save:
-                checkpoint.files.state.with_suffix(".pth.tmp").write_bytes(b"half")
+                self.files.state.with_suffix(".pth.tmp").write_bytes(b"half")
                 return
-            with self.monkeypatch.context() as patch:
-                if state["step"] == lost_weights:
-                    patch.setattr("trainer.common.checkpoint.save_weights", lambda *args: None)
-                write(checkpoint, state)
+            with pytest.MonkeyPatch.context() as patch:
+                if state["step"] == half_save:
+                    written_files = []
+                    for name in ("save_weights", "write_state"):
+                        patch.setattr(checkpoint, name, first_only(name, written_files))
+                write(self, state)
 
         def new_step(step):
             join_writers()  # a save that is due is made, not put off
@@ -148,8 +154,9 @@ def leaves(value, name=""):
 
 def assert_same(result: dict, expected: dict) -> None:
     """Equal to the bit; names what is not."""
-    assert [name for name in {**result, **expected}
-            if result.get(name, "missing") != expected.get(name, "missing")] == []
+    different = [name for name in {**result, **expected}
+                 if result.get(name, "missing") != expected.get(name, "missing")]
+    assert not different, different
 
 
 def chats(records: list[dict]) -> list[dict]:
