@@ -114,8 +114,11 @@ class Checkpoint:
             compare_data(self.facts, self.saved["facts"], self.files.state)
 
     def is_finished(self, total_steps: int) -> bool:
-        """True, and says so, if the resumed run has no step left."""
+        """True, and says so, if the resumed run has no step left, nor a validation to make up for.
+        """
         if not self.resumed or self.start_step < total_steps:
+            return False
+        if self.saved["log"]["validation_was_cut_short"]:
             return False
         print(f"the run is finished: {self.start_step} of {total_steps} steps are done, and the "
               f"weights are in {self.files.weights}. More --epochs (or --max_steps) continue it.")
@@ -201,6 +204,8 @@ class Checkpoint:
 
     def finish(self) -> None:
         """Call after the last step. Raises StateError if the last save failed."""
+        if self.start_step >= self.total_steps:  # only a validation was made up for
+            self.save(self.start_step)
         self.wait()
         if self.problem:
             raise StateError(f"{self.problem}. Make room, then run the same command with "

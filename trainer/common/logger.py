@@ -107,7 +107,7 @@ class Logger:
         self.file, self.tracker = None, NoTracker()
         if self.dist.is_main:
             if start_step:
-                cut_metrics(files.metrics, start_step)
+                cut_metrics(files.metrics, start_step, self.validation_was_cut_short)
             self.file = open(files.metrics, "a", encoding="utf-8")
             if self.args.use_wandb:
                 self.tracker = Tracker(self.args, files.name, self.tracker_id)
@@ -204,14 +204,19 @@ class Logger:
         self.tracker.finish()
 
 
-def cut_metrics(path: Path, steps: int) -> None:
-    """Drops what was logged after so many steps, and a last line that was torn."""
+def cut_metrics(path: Path, steps: int, validation_too: bool = False) -> None:
+    """Drops what was logged after so many steps, and a last line that was torn.
+
+    validation_too: also the validation after exactly so many steps, which is to be made again.
+    """
     if not path.exists():
         return
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if line.endswith(b"\n") and json.loads(line)["step"] <= steps:
+            row = json.loads(line)
+            again = validation_too and row["step"] == steps and "val_loss" in row
+            if line.endswith(b"\n") and row["step"] <= steps and not again:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue
