@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_RUN
+from conftest import TINY_RUN, texts
 
 from dataset.jsonl import DataError
 from trainer import train_full_sft, train_pretrain
@@ -20,11 +20,18 @@ from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger
 from trainer.common.stop import Stop
 
+STAGES = {"pretrain": train_pretrain, "full_sft": train_full_sft}
+# Two epochs of 7 steps; saves after 4, 8, 12, 14, rows after 3, 6, ..., validation after 5, 10, 14.
+FLAGS = ("--dropout", 0.1, "--batch_size", 2, "--accumulation_steps", 2, "--epochs", 2,
+         "--save_interval", 4, "--log_interval", 3, "--eval_interval", 5, "--learning_rate", 1e-2)
+AGAIN = ("--from_resume", 1)
 FIELDS = ("step", "epoch", "loss", "lr", "grad_norm", "tokens", "skipped_steps", "val_loss",
           "val_ppl", "val_bpb")
 # What the loop calls at that point, and which call of the step it is.
-INSTANTS = {"in a micro-batch": (Engine, "backward", 2), "after the update": (FiniteCheck, "note", 1),
-            "before the save": (Stop, "now", 1), "after the last save": (Logger, "finish", 1)}
+INSTANTS = {
+    "in a micro-batch": (Engine, "backward", 2), "after the update": (FiniteCheck, "note", 1),
+    "before the save": (Stop, "now", 1), "after the last save": (Logger, "finish", 1),
+}
 
 
 class Death(BaseException):
@@ -159,11 +166,16 @@ def assert_same(result: dict, expected: dict) -> None:
     assert not different, different
 
 
-def chats(records: list[dict]) -> list[dict]:
-    """Conversations made of texts: a question, and the text as its answer."""
-    return [{"conversations": [{"role": "user", "content": f"{number}?"},
-                               {"role": "assistant", "content": record["text"]}]}
-            for number, record in enumerate(records)]
-
-
-STAGES = {"pretrain": train_pretrain, "full_sft": train_full_sft}
+def data_flags(folder: Path, stage: str = "pretrain") -> tuple:
+    """The flags of a training file of 28 rows (SFT: 27) and a small validation file."""
+    flags = []
+    for flag, count in ("--data_path", 36 if stage == "pretrain" else 27), ("--val_data_path", 9):
+        records = texts(count, seed=len(flags))
+        if stage == "full_sft":  # a question each, and the text as its answer
+            records = [{"conversations": [{"role": "user", "content": f"{number}?"},
+                                          {"role": "assistant", "content": record["text"]}]}
+                       for number, record in enumerate(records)]
+        path = folder / f"{stage}{count}.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        flags += [flag, path]
+    return tuple(flags)

@@ -1,20 +1,18 @@
-"""Promise P4: a run that was killed and resumed is the run that was not; and which runs are one."""
+"""Promise P4: a run that was killed and resumed is, to the bit, the run that was not."""
 
-import json
+import importlib.machinery
+import signal
 import sys
+import time
 import types
 
 import pytest
 import torch
-from conftest import texts
-from resume_checks import STAGES, Runs, assert_same, chats
+from resume_checks import AGAIN, FLAGS, STAGES, Runs, assert_same, data_flags
 
 from model.transformer import MiniMindLM
-
-# Two epochs of 7 steps; saves after 4, 8, 12, 14, rows after 3, 6, ..., validation after 5, 10, 14.
-FLAGS = ("--dropout", 0.1, "--batch_size", 2, "--accumulation_steps", 2, "--epochs", 2,
-         "--save_interval", 4, "--log_interval", 3, "--eval_interval", 5, "--learning_rate", 1e-2)
-AGAIN = ("--from_resume", 1)
+from trainer.common.logger import cut_metrics
+from trainer.common.stop import Stop
 
 
 @pytest.fixture
@@ -23,16 +21,9 @@ def runs(tmp_path, monkeypatch, signals):
 
 
 @pytest.fixture
-def data(write_jsonl):
-    """The flags of a small training and validation file; data("full_sft") as conversations."""
-    def flags(stage="pretrain"):
-        parts = texts(36 if stage == "pretrain" else 27), texts(9, seed=1)
-        if stage == "full_sft":
-            parts = map(chats, parts)
-        paths = [write_jsonl(f"{stage}{number}.jsonl", part) for number, part in enumerate(parts)]
-        return "--data_path", paths[0], "--val_data_path", paths[1]
-
-    return flags
+def data(tmp_path):
+    """The flags of a small training and validation file."""
+    return data_flags(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +43,16 @@ DEATHS = {
     "during the last step": [("in a micro-batch", 13, 0)],
     "while the last save is written": [("after the last save", 13, 14)],
     "after the last save": [("after the last save", 13, 0)],
-    "three times": [("in a micro-batch", 4, 0), ("before the save", 7, 0), ("before a step", 13, 12)],
+    "three times": [("in a micro-batch", 4, 0), ("before the save", 7, 0),
+                    ("before a step", 13, 12)],
 }
 
 
 @pytest.mark.parametrize("deaths", DEATHS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_and_resumed_is_uninterrupted(runs, data, finished, stage, deaths):
+def test_killed_and_resumed_is_uninterrupted(runs, finished, stage, deaths):
     """P4, A44: the same weights, moments, random states and curve, to the bit, with dropout."""
-    flags, script = (*data(stage), *FLAGS), STAGES[stage]
+    flags, script = (*data_flags(runs.tmp_path, stage), *FLAGS), STAGES[stage]
     if stage not in finished:
         assert runs.start(*flags, script=script, name="whole") == 0
         finished[stage] = runs.result("whole")
@@ -75,7 +67,7 @@ def test_killed_and_resumed_is_uninterrupted(runs, data, finished, stage, deaths
 
 def test_killed_between_the_last_state_and_weights(runs, data):
     """P5: the weights of a finished run are those of its last step, wherever its save died."""
-    flags = (*data(), *FLAGS)
+    flags = (*data, *FLAGS)
     assert runs.start(*flags, name="whole") == 0
     runs.killed("after the last save", 13, *flags, half_save=14)
     assert runs.start(*flags, *AGAIN) == 0
@@ -91,7 +83,7 @@ def test_float16_keeps_its_scale(runs, data, monkeypatch):
         return forward(self, *args, **kwargs) * (1e30 if len(calls) == 3 else 1)
 
     monkeypatch.setattr(MiniMindLM, "forward", once_too_large)
-    flags = (*data(), *FLAGS, "--max_steps", 7, "--dtype", "float16")
+    flags = (*data, *FLAGS, "--max_steps", 7, "--dtype", "float16", "--eval_interval", 0)
     assert runs.start(*flags, name="whole") == 0
     calls.clear()
     runs.killed("in a micro-batch", 5, *flags)
@@ -113,7 +105,7 @@ def plain(value):
 def test_what_a_state_holds(runs, data, tokenizer):
     """A43, A44, P7: float32 throughout, random states, arguments, fingerprints; plain values only.
     """
-    assert runs.start(*data(), *FLAGS, "--max_steps", 3) == 0
+    assert runs.start(*data, *FLAGS, "--max_steps", 3) == 0
     state = runs.state()
     assert {type(value) for value in plain(state)} <= {torch.Tensor, str, int, float, bool,
                                                        type(None)}
@@ -134,16 +126,104 @@ def test_what_a_state_holds(runs, data, tokenizer):
     assert "in_a_row" in state["finite"] and "skipped_steps" in engine
 
 
-@pytest.mark.parametrize("flag, value, was", [
-    ("n_layers", 3, "2"), ("n_heads", 2, "4"), ("n_kv_heads", 4, "2"), ("dropout", 0.2, "0.1"),
-    ("max_seq_len", 40, "48"), ("long_docs", "drop", "split"), ("bad_lines", "skip", "stop"),
-    ("seed", 43, "42"), ("dtype", "bfloat16", "float32"),
-])
-def test_another_run_is_refused(runs, data, capsys, flag, value, was):
-    """A42: what the run is must not change; both values are named, and nothing is touched."""
-    flags = (*data(), *FLAGS, "--max_steps", 2)
-    assert runs.start(*flags) == 0
-    before = {path: path.read_bytes() for path in runs.out.iterdir()}
-    assert runs.start(*flags, f"--{flag}", value, *AGAIN) == 2
-    assert f"--{flag} {value}: was {was}" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in runs.out.iterdir()} == before
+def interrupted(monkeypatch, validation):
+    """In this process a SIGTERM comes in the validation of that number."""
+    until_asked, seen = Stop.until_asked, []
+
+    def with_signal(stop, items):
+        seen.append(1)
+        if len(seen) == validation:
+            signal.raise_signal(signal.SIGTERM)
+            while not stop.asked:
+                time.sleep(0.001)
+        return until_asked(stop, items)
+
+    monkeypatch.setattr(Stop, "until_asked", with_signal)
+
+
+@pytest.mark.parametrize("deaths", [[], [("before a step", 6)], [("before a step", 5)] * 2])
+def test_a_validation_cut_short_is_made_up_for(runs, data, monkeypatch, deaths):
+    """A47: a signal in a validation is not held up by it; the resumed run begins with it, and
+    has it once, even if it dies before the next save.
+    """
+    flags = (*data, *FLAGS, "--max_steps", 9)
+    assert runs.start(*flags, name="whole") == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, validation=1)
+        assert runs.start(*flags) == 128 + signal.SIGTERM
+    assert [row["step"] for row in runs.rows()] == [3] and runs.state()["step"] == 5
+    for death in deaths:
+        runs.killed(*death, *flags, *AGAIN)
+        assert [row["step"] for row in runs.rows()][:3] == [3, 5] + [6] * (death[1] == 6)
+    assert runs.start(*flags, *AGAIN) == 0
+    assert_same(runs.result(), runs.result("whole"))
+
+
+def test_the_last_validation_cut_short_is_made_up_for(runs, data, monkeypatch):
+    """A run is not finished before its last validation is."""
+    flags = (*data, *FLAGS, "--max_steps", 4)
+    assert runs.start(*flags, name="whole") == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, validation=1)
+        assert runs.start(*flags) == 128 + signal.SIGTERM
+    for _ in range(2):
+        assert runs.start(*flags, *AGAIN) == 0
+        assert_same(runs.result(), runs.result("whole"))
+
+
+def test_the_log_is_cut_to_the_state(runs, data):
+    """P5: rows behind the saved step and a torn last line go, and come again."""
+    flags = (*data, *FLAGS, "--max_steps", 8)
+    assert runs.start(*flags, name="whole") == 0
+    runs.killed("in a micro-batch", 6, *flags)
+    with open(runs.path("_metrics.jsonl"), "a") as file:
+        file.write('{"step": 6, "loss": 3.5}\n{"step": 7, "lo')
+    assert runs.start(*flags, *AGAIN) == 0
+    assert_same(runs.result(), runs.result("whole"))
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 3}', '{"step": 3', "\n", "5\n", "[]\n", "{}\n",
+                                  '{"step": null}\n', "\x00\x00\x00", '{"step": 5}\n'])
+def test_cut_metrics(tmp_path, tail):
+    """What is no whole row of the first steps is dropped; what is one stays as it is."""
+    path, whole = tmp_path / "metrics.jsonl", '{"step": 2}\n{"step":4,  "val_loss": 1.5}\n'
+    path.write_text(whole + tail)
+    cut_metrics(path, 4)
+    assert path.read_text() == whole
+    cut_metrics(path, 4, validation_too=True)
+    assert path.read_text() == '{"step": 2}\n' and [*tmp_path.iterdir()] == [path]
+
+
+def test_totals_and_windows_go_on(runs, data, capsys):
+    """Seconds and speeds count the time before the death as well, not only the last launch's."""
+    flags = (*data, *FLAGS, "--max_steps", 6)
+    runs.killed("in a micro-batch", 5, *flags)
+    state = runs.state()
+    assert 0 < state["log"]["window_seconds"] < state["log"]["seconds"]
+    state["log"] |= {"seconds": 3600.0, "window_seconds": 1800.0}
+    torch.save(state, runs.path("_resume.pth"))
+    assert runs.start(*flags, *AGAIN) == 0
+    rows = [row for row in runs.rows() if "tokens" in row]
+    assert f"1h00m of training, {rows[-1]['tokens']:,} tokens" in capsys.readouterr().out
+    assert rows[-1]["tokens_per_s"] * 1800 == pytest.approx(
+        rows[-1]["tokens"] - rows[-2]["tokens"], rel=0.01)
+
+
+def test_a_tracker_gets_the_same_run(runs, data, monkeypatch):
+    """A resumed run goes on under its id in the tracker; a new one has another."""
+    begun, steps = [], []
+    wandb = types.ModuleType("wandb")
+    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    wandb.init = lambda **options: begun.append((options["id"], options["resume"]))
+    wandb.log = lambda row, step: steps.append(step)
+    wandb.finish = lambda: steps.append("finish")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    flags = (*data, *FLAGS, "--max_steps", 6, "--use_wandb", "--tracker", "wandb")
+    runs.killed("in a micro-batch", 4, *flags)
+    runs.killed("in a micro-batch", 5, *flags, *AGAIN)
+    assert runs.start(*flags, *AGAIN) == 0
+    assert len(begun) == 3 and len(set(begun)) == 1
+    assert begun[0][1] == "allow" and len(begun[0][0]) == 21
+    assert steps == [3, 5, 5, 6, 6, "finish"]
+    assert runs.start(*flags, name="another") == 0
+    assert begun[3][0] != begun[0][0]
