@@ -45,7 +45,8 @@ class RunFiles:
 
     def clean(self) -> None:
         """Deletes what a killed process had not finished writing."""
-        for path in (self.weights, self.description, self.state, previous_path(self.state)):
+        for path in (self.weights, self.description, self.state, previous_path(self.state),
+                     self.metrics):
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
 
     def check_space(self, model: MiniMindLM, resumed: bool) -> None:
