@@ -6,6 +6,8 @@ the file is a zip archive with a checksum for each tensor: they are compared bef
 used, and a damaged file is passed over for the one before. Reading executes nothing.
 """
 
+import contextlib
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -76,7 +78,8 @@ def peek(path: Path) -> dict | None:
 def read_newest_state(path: Path) -> dict | None:
     """The current state or, if it is damaged, the one before; None if there is neither.
 
-    Says so when it takes the older one. Raises StateError if there are files but no good one.
+    Says so when it takes the older one, and moves the damaged one aside: the next save would give
+    it the second name, in place of the only good one. Raises StateError if there is no good one.
     """
     problems = []
     for candidate in (path, previous_path(path)):
@@ -89,6 +92,8 @@ def read_newest_state(path: Path) -> dict | None:
             if problems:
                 print(f"{problems[0]}\ntaking the one before: {candidate}, after step "
                       f"{state['step']}")
+                with contextlib.suppress(OSError):
+                    os.replace(path, path.with_suffix(".damaged.pth"))
             return state
     if problems:
         raise StateError("; ".join(problems) + ". Move the file away to begin anew, or copy a good "
