@@ -207,6 +207,7 @@ def test_totals_and_windows_go_on(runs, data, capsys):
     assert f"1h00m of training, {rows[-1]['tokens']:,} tokens" in capsys.readouterr().out
     assert rows[-1]["tokens_per_s"] * 1800 == pytest.approx(
         rows[-1]["tokens"] - rows[-2]["tokens"], rel=0.01)
+    assert 3600 < runs.state()["log"]["seconds"] < 3700
 
 
 def test_a_tracker_gets_the_same_run(runs, data, monkeypatch):

@@ -62,9 +62,9 @@ def step_of(path) -> int:
     return state["step"]
 
 
-def step_after_dying(path, deadly_call: int) -> int | None:
+def status_of_dying(path, deadly_call: int, lasting=None) -> int:
     """The exit status of a child that saves step 3 and dies just before that call to the system
-    (status 9), or has no such call (0); 1 if the name was without a file at any call.
+    (status 9), or has no such call (0); 1 if `lasting` (path) was not there at any call.
     """
     child = os.fork()
     if child:
@@ -73,7 +73,7 @@ def step_after_dying(path, deadly_call: int) -> int | None:
 
     def noted(function):
         def call(*args, **options):
-            if not path.exists():
+            if not (lasting or path).exists():
                 os._exit(1)
             calls.append(function)
             if len(calls) == deadly_call:
@@ -92,26 +92,46 @@ def step_after_dying(path, deadly_call: int) -> int | None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_killed_at_any_instant_of_a_save(path):
-    """P5, A46: the old state or the new one, at no instant none; the next save goes well."""
+@pytest.mark.parametrize("cleaned", [True, False])
+def test_killed_at_any_instant_of_a_save(path, cleaned):
+    """P5, A46: the old state or the new one, at no instant none; the next save goes well, and
+    what was left half-written is gone, by the cleaning at the start or by that save.
+    """
     seen, before = [], {file: file.read_bytes() for file in path.parent.iterdir()}
     for deadly_call in range(1, 20):
-        for file in path.parent.iterdir():
-            file.unlink()
-        for file, content in before.items():
-            file.write_bytes(content)
-        status = step_after_dying(path, deadly_call)
+        for file in {*before, *path.parent.iterdir()}:
+            file.write_bytes(before[file]) if file in before else file.unlink()
+        status = status_of_dying(path, deadly_call)
         if status == 0:
             break
         assert status == 9
         seen.append((step_of(path), step_of(previous_path(path))))
         assert read_newest_state(path)["step"] == seen[-1][0]
-        RunFiles(path.parent, "run_32").clean()
-        assert {file.name for file in path.parent.iterdir()} == {file.name for file in before}
+        if cleaned:
+            RunFiles(path.parent, "run_32").clean()
+            assert {file.name for file in path.parent.iterdir()} == {file.name for file in before}
         write_state(path, new_state(4))
         assert (step_of(path), step_of(previous_path(path))) == (4, seen[-1][0])
         assert {file.name for file in path.parent.iterdir()} == {file.name for file in before}
     assert status == 0 and sorted(set(seen)) == [(2, 1), (2, 2), (3, 2)] and seen == sorted(seen)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_killed_in_the_save_after_a_damaged_one(path):
+    """P5: what was resumed from is there until the next save is; a damaged file takes no place."""
+    previous = previous_path(path)
+    current, good = path.read_bytes(), previous.read_bytes()
+    for deadly_call in range(1, 20):
+        path.write_bytes(current[:-50])
+        previous.write_bytes(good)
+        assert read_newest_state(path)["step"] == 1
+        status = status_of_dying(path, deadly_call, lasting=previous)
+        assert read_newest_state(path)["step"] in (1, 3)
+        if status == 0:
+            break
+        assert status == 9
+    assert deadly_call > 2 and step_of(path) == 3 and step_of(previous) == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are flushed on POSIX only")
