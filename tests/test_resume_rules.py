@@ -62,7 +62,9 @@ def test_other_data_is_refused_and_moved_data_is_not(runs, data, write_jsonl, mo
 
 
 def test_what_may_change_is_printed(runs, data, capsys):
-    """A42: intervals, workers and the learning rate; a new length says that the curve changes."""
+    """A42: intervals, workers and the learning rate; a new length says that the curve changes.
+    Starting weights are not looked for again.
+    """
     flags = (*data, *FLAGS)
     assert runs.start(*flags, "--max_steps", 3) == 0
     changes = {"save_interval": (4, 5), "log_interval": (3, 1), "eval_interval": (5, 0),
@@ -71,7 +73,7 @@ def test_what_may_change_is_printed(runs, data, capsys):
     assert runs.start(*flags, "--max_steps", 3, *AGAIN) == 0
     assert "changed" not in capsys.readouterr().out
     assert runs.start(*flags, *(f"--{name}={new}" for name, (_, new) in changes.items()),
-                      "--epochs", 3, "--max_steps", 5, *AGAIN) == 0
+                      "--epochs", 3, "--max_steps", 5, "--from_weight", "gone", *AGAIN) == 0
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("changed since the save: "))
     assert set(line.split(": ")[1].split(", ")) == {
