@@ -122,8 +122,11 @@ class Checkpoint:
             compare_data(self.facts, self.saved["facts"], self.files.state)
 
     def is_finished(self, total_steps: int) -> bool:
-        """True, and says so, if the resumed run has no step left."""
+        """True, and says so, if the resumed run has no step left, nor a validation to make up for.
+        """
         if not self.resumed or self.start_step < total_steps:
+            return False
+        if self.saved["log"]["validation_was_cut_short"]:
             return False
         print(f"the run is finished: {self.start_step} of {total_steps} steps are done, and the "
               f"weights are in {self.files.weights}. More --epochs (or --max_steps) continue it.")
@@ -194,16 +197,28 @@ class Checkpoint:
         """Runs in a thread: writes state and weights, or says why it could not."""
         try:
             self.files.check_space(self.engine.num_parameters, resumed=True)
+            # The weights first: were they the second, a run killed between the two last writes
+            # would be finished with older weights, and resuming it would write none.
+            problem = self.write_weights(state)
+            self.files.flush_metrics()
             write_state(self.files.state, state)
+            if problem:
+                raise problem
+            self.problem = ""
+        except Exception as error:  # whatever a disk does, training goes on
+            self.problem = f"not saved after step {state['step']}: {error}"
+            say(f"{self.problem}\nthe last good save stays; the next save tries again", sys.stderr)
+
+    def write_weights(self, state: dict) -> WeightsError | None:
+        """Writes the float16 weights; returns what is wrong with them if that cannot be."""
+        try:
             save_weights(self.files.weights, self.engine.model.config, state["engine"]["model"], {
                 "stage": self.stage_name, "step": state["step"],
                 "validation": state["log"]["validation"],
                 "tokenizer_hash": self.tokenizer_hash, "command": sys.argv,
             })
-            self.problem = ""
-        except Exception as error:  # whatever a disk does, training goes on
-            self.problem = f"not saved after step {state['step']}: {error}"
-            say(f"{self.problem}\nthe last good save stays; the next save tries again", sys.stderr)
+        except WeightsError as error:  # beyond float16, say: the float32 state is good all the same
+            return error
 
     @property
     def result(self) -> str:
@@ -212,6 +227,8 @@ class Checkpoint:
 
     def finish(self) -> None:
         """Call after the last step. Raises StateError if the last save failed."""
+        if self.start_step >= self.total_steps:  # only a validation was made up for
+            self.save(self.start_step)
         self.wait()
         self.dist.from_main(self.raise_problem)
 

@@ -102,7 +102,7 @@ class Engine:
 
     def read(self, parameter: nn.Parameter, moment: str | None = None) -> Tensor:
         """A parameter or one of its moments, whole."""
-        return parameter if moment is None else self.optimizer.state[parameter][moment]
+        return parameter.detach() if moment is None else self.optimizer.state[parameter][moment]
 
     def write(self, parameter: nn.Parameter, value: Tensor, moment: str | None = None) -> None:
         """Replaces a parameter or one of its moments by (a copy of) a whole value."""

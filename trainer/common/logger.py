@@ -15,7 +15,7 @@ from tqdm import tqdm
 from model.device import describe
 from model.files import write_atomically
 from model.metrics import loss_metrics
-from trainer.common.console import survive_lost_reader
+from trainer.common.console import say, survive_lost_reader
 from trainer.common.distributed import Dist
 from trainer.common.engine import Engine
 from trainer.common.run_files import RunFiles
@@ -105,11 +105,11 @@ class Logger:
 
     def open(self, files: RunFiles, start_step: int) -> None:
         """Begins to log; in a resumed run behind the rows of the first start_step steps."""
-        self.file, self.tracker = None, NoTracker()
+        self.file, self.unwritten, self.tracker = None, b"", NoTracker()
         if self.dist.is_main:
             if start_step:
-                cut_metrics(files.metrics, start_step)
-            self.file = open(files.metrics, "a", encoding="utf-8")
+                cut_metrics(files.metrics, start_step, self.validation_was_cut_short)
+            self.file = open(files.metrics, "ab", buffering=0)
             if self.args.use_wandb:
                 self.tracker = Tracker(self.args, files.name, self.tracker_id)
                 self.tracker_id = self.tracker.run_id
@@ -181,9 +181,18 @@ class Logger:
         """
         row = {key: value if math.isfinite(value) else None for key, value in row.items()}
         if self.file is not None:
-            self.file.write(json.dumps(row) + "\n")
-            self.file.flush()
+            self.append((json.dumps(row) + "\n").encode())
         self.tracker.log(row)
+
+    def append(self, line: bytes) -> None:
+        """Adds to metrics.jsonl; what a full disk does not take is kept for the next row."""
+        had_room, self.unwritten = not self.unwritten, self.unwritten + line
+        try:
+            while self.unwritten:
+                self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
+        except OSError as error:
+            if had_room:
+                say(f"{self.file.name}: {error}; trying again with the next row", sys.stderr)
 
     def print(self, line: str) -> None:
         """Prints a line above the progress bar, on the main process."""
@@ -201,18 +210,24 @@ class Logger:
                    f"bytes/s, {100 * wait_seconds / (now - self.started):.2f} % waiting for data")
         self.bar.close()
         if self.file is not None:
+            self.append(b"")
             self.file.close()
         self.tracker.finish()
 
 
-def cut_metrics(path: Path, steps: int) -> None:
-    """Drops what was logged after so many steps, and a last line that was torn."""
+def cut_metrics(path: Path, steps: int, validation_too: bool = False) -> None:
+    """Drops what was logged after so many steps, and a last line that was torn.
+
+    validation_too: also the validation after exactly so many steps, which is to be made again.
+    """
     if not path.exists():
         return
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if line.endswith(b"\n") and json.loads(line)["step"] <= steps:
+            row = json.loads(line)
+            again = validation_too and row["step"] == steps and "val_loss" in row
+            if line.endswith(b"\n") and row["step"] <= steps and not again:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue

@@ -44,8 +44,15 @@ class RunFiles:
 
     def clean(self) -> None:
         """Deletes what a killed process had not finished writing."""
-        for path in (self.weights, self.description, self.state, previous_path(self.state)):
+        for path in (self.weights, self.description, self.state, previous_path(self.state),
+                     self.metrics):
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+
+    def flush_metrics(self) -> None:
+        """Sees to it that what was logged is on the disk."""
+        if self.metrics.exists():
+            with open(self.metrics, "rb+") as file:
+                os.fsync(file.fileno())
 
     def check_space(self, num_parameters: int, resumed: bool) -> None:
         """Raises StateError if the disk cannot hold what a run saves: weights twice (the old and

@@ -6,6 +6,8 @@ the file is a zip archive with a checksum for each tensor: they are compared bef
 used, and a damaged file is passed over for the one before. Reading executes nothing.
 """
 
+import contextlib
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -22,6 +24,10 @@ FORMAT = 1  # rises when an older program could not read the state
 
 class StateError(ValueError):
     """A state is missing, damaged, or of another run; the message says which and what to do."""
+
+
+class OtherFormat(StateError):
+    """A state is whole, but of another version of the program."""
 
 
 def previous_path(path: Path) -> Path:
@@ -59,7 +65,7 @@ def read_state_file(path: Path) -> dict:
     if not isinstance(state, dict) or "format" not in state:
         raise StateError(f"{path}: not a state that this program saved")
     if state["format"] != FORMAT:
-        raise StateError(f"{path}: format {state['format']}, expected {FORMAT}; continue with the "
+        raise OtherFormat(f"{path}: format {state['format']}, expected {FORMAT}; continue with the "
                          "version of the program that wrote it")
     return state
 
@@ -76,19 +82,24 @@ def peek(path: Path) -> dict | None:
 def read_newest_state(path: Path) -> dict | None:
     """The current state or, if it is damaged, the one before; None if there is neither.
 
-    Says so when it takes the older one. Raises StateError if there are files but no good one.
+    Says so when it takes the older one, and moves the damaged one aside: the next save would give
+    it the second name, in place of the only good one. Raises StateError if there is no good one.
     """
     problems = []
     for candidate in (path, previous_path(path)):
         if candidate.exists():
             try:
                 state = read_state_file(candidate)
+            except OtherFormat:
+                raise
             except StateError as error:
                 problems.append(str(error))
                 continue
             if problems:
                 print(f"{problems[0]}\ntaking the one before: {candidate}, after step "
                       f"{state['step']}")
+                with contextlib.suppress(OSError):
+                    os.replace(path, path.with_suffix(".damaged.pth"))
             return state
     if problems:
         raise StateError("; ".join(problems) + ". Move the file away to begin anew, or copy a good "
