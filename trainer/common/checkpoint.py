@@ -178,15 +178,18 @@ class Checkpoint:
             self.writer.start()
 
     def write(self, state: dict) -> None:
-        """Runs in a thread: writes state and weights, or says why it could not."""
+        """Runs in a thread: writes weights and state, or says why it could not.
+
+        The state comes last: where it says that the run is finished, the weights are there.
+        """
         try:
             self.files.check_space(self.engine.model, resumed=True)
-            write_state(self.files.state, state)
             save_weights(self.files.weights, self.engine.model.config, state["engine"]["model"], {
                 "stage": self.stage_name, "step": state["step"],
                 "validation": state["log"]["validation"],
                 "tokenizer_hash": self.tokenizer_hash, "command": sys.argv,
             })
+            write_state(self.files.state, state)
             self.problem = ""
         except Exception as error:  # whatever a disk does, training goes on
             self.problem = f"not saved after step {state['step']}: {error}"
