@@ -27,6 +27,7 @@ from trainer.common.state_file import (
     StateError,
     random_states,
     read_newest_state,
+    replace_damaged,
     set_random_states,
     to_host,
     write_state,
@@ -130,7 +131,9 @@ class Checkpoint:
         self.parts = {"engine": engine, **others}
         if self.dist.is_main:
             self.files.check_space(engine.model, self.resumed)
-            if not self.resumed:
+            if self.resumed:
+                replace_damaged(self.files.state, self.start_step)
+            else:
                 self.files.make_way(engine.model.config)
         if self.resumed:
             for name, part in self.parts.items():

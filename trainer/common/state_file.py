@@ -6,6 +6,7 @@ the file is a zip archive with a checksum for each tensor: they are compared bef
 used, and a damaged file is passed over for the one before. Reading executes nothing.
 """
 
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -94,6 +95,17 @@ def read_newest_state(path: Path) -> dict | None:
         raise StateError("; ".join(problems) + ". Move the file away to begin anew, or copy a good "
                          "one there.")
     return None
+
+
+def replace_damaged(path: Path, step: int) -> None:
+    """Puts the state that was read, after so many steps, at path if it is the one before.
+
+    Otherwise the next save would give the damaged file the name of the good one, and a kill before
+    the new one has its name would leave none.
+    """
+    newest, before = ((peek(file) or {}).get("step") for file in (path, previous_path(path)))
+    if before == step != newest:
+        os.replace(previous_path(path), path)
 
 
 def tensors_of(value: Any, name: str = "") -> list[tuple[str, Tensor]]:
