@@ -2,7 +2,7 @@
 
     python scripts/stress_resume.py --kills 200        # some minutes on one core
 
-A small run (dropout on, three epochs, validation) is started, killed at a random instant, started
+A small run (dropout on, two epochs, validation) is started, killed at a random instant, started
 again with --from_resume 1, and so on to its end; then the next run begins. Half of the kills come
 at any instant, from start-up on; the others while a save is being written, which is made slow here.
 After some kills the newest state is damaged as well. What DESIGN promises (P4, P5) is checked:
@@ -42,7 +42,7 @@ from trainer.common.state_file import StateError, previous_path, read_newest_sta
 SAVE_INTERVAL = 40
 FLAGS = ("--dim", 32, "--n_layers", 1, "--n_heads", 4, "--dropout", 0.1, "--max_seq_len", 32,
          "--device", "cpu", "--dtype", "float32", "--batch_size", 1, "--accumulation_steps", 2,
-         "--epochs", 3, "--warmup_steps", 9, "--learning_rate", 3e-3, "--log_interval", 3,
+         "--epochs", 2, "--warmup_steps", 9, "--learning_rate", 3e-3, "--log_interval", 3,
          "--eval_interval", 70, "--save_interval", SAVE_INTERVAL, "--from_resume", 1,
          "--save_weight", "run", "--out_dir", ".")
 COMPARED = ("step", "epoch", "loss", "lr", "grad_norm", "tokens", "skipped_steps",
