@@ -4,9 +4,9 @@
     python slow_run.py                      forks a run for each job on standard input (JSON lines);
                                             answers with its process id, then with its exit status
 
-Events go, one a line, to the file `events` in the current folder: start-up, workers, step,
-validation, save, saved. The environment may lengthen one: SLOW="step 3 4.0" makes the third step
-take 4 seconds. Forks save the import of torch, which takes longer than all the rest.
+Events go, one a line, to the file `events` in the current folder: start-up, workers, birth (of a
+worker), step, validation, save. The environment may lengthen one: SLOW="step 3 4.0" makes the third
+step take 4 seconds. Forks save the import of torch, which takes longer than all the rest.
 """
 
 import json
@@ -28,6 +28,7 @@ def slow_down():
     """Patches the program, in this process."""
     from torch.utils.data import DataLoader
 
+    import dataset.loader
     from model.transformer import MiniMindLM
     from trainer.common.checkpoint import Checkpoint
     from trainer.common.stop import Stop
@@ -57,6 +58,7 @@ def slow_down():
     before(Checkpoint, "write", lambda checkpoint: "save")
     before(Stop, "begin", lambda stop: "start-up")
     before(DataLoader, "__iter__", lambda loader: "workers")
+    before(dataset.loader, "ignore_stop_signals", lambda worker: "birth")  # of a worker
 
 
 def run(script, flags):

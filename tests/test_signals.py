@@ -148,8 +148,9 @@ def test_before_the_first_step(start, number, to_group):
 
 
 @pytest.mark.parametrize("event, count, number, to_group", [
-    ("workers", 1, INT, True), ("step", 2, INT, False), ("step", 5, TERM, True),
-    ("step", 3, HUP, True), ("save", 1, TERM, False), ("save", 2, INT, True)])
+    ("workers", 1, INT, True), ("birth", 1, TERM, True), ("step", 2, INT, False),
+    ("step", 5, TERM, True), ("step", 3, HUP, True), ("save", 1, TERM, False),
+    ("save", 2, INT, True)])
 def test_a_signal_ends_the_step_and_saves(start, event, count, number, to_group):
     """The step is finished and saved, the line that resumes printed; 128 + signal says why."""
     run = start(slow=f"{event} {count} 0.6")
@@ -159,7 +160,7 @@ def test_a_signal_ends_the_step_and_saves(start, event, count, number, to_group)
     run.ended_with(128 + number, within=4)
     run.saved_all()
     # In a save, a step may have begun between the look and the signal.
-    last = {"workers": [1], "step": [count], "save": [begun, begun + 1]}
+    last = {"workers": [1], "birth": [1], "step": [count], "save": [begun, begun + 1]}
     assert run.events("step") in last[event]
     assert f"{number.name}: saving after this step; once more stops at once" in run.log
     assert re.search(rf"stopped by {number.name}; to go on: python \S+ .*--from_resume 1\n",
