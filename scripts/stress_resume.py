@@ -49,7 +49,7 @@ COMPARED = ("step", "epoch", "loss", "lr", "grad_norm", "tokens", "skipped_steps
             "val_loss", "val_ppl", "val_bpb")
 # Parts of a state that differ from run to run: clocks, and generators that nothing seeds or uses.
 NOT_COMPARED = ("arguments", "seconds", "window_seconds", "python", "numpy")
-OURS = re.compile(r"run_32(\.pth|\.json|_resume(\.prev)?\.pth|_metrics(\.old\d+)?\.jsonl)"
+OURS = re.compile(r"run_32(\.pth|\.json|_resume(\.prev|\.damaged)?\.pth|_metrics(\.old\d+)?\.jsonl)"
                   r"|\.run_32\.lock")
 START_UP = 0.4  # seconds, about
 LONGEST = 1.6  # seconds from a start to a kill that is not aimed at a save
