@@ -16,16 +16,17 @@
 Parameter names are those of MiniMind2 and of Hugging Face Llama, so weights go both ways. Letters:
 B batch, T sequence, S sequence that attention sees, C dim, H query heads, K key/value heads, D head
 dim, V vocabulary, F feed-forward. Not here: the KV cache and sampling (`generate.py`), weight files
-(`weights.py`).
+(`weights.py`), the loss of the output layer (`loss.py`).
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.LMConfig import LMConfig
+from model.loss import output_loss
 
-IGNORED_TARGET = -100  # a position whose prediction is not scored (cross_entropy's own default)
 PAD_DOC_ID = -1  # positions that belong to no document; they see only each other
 
 
@@ -160,11 +161,15 @@ class Decoder(nn.Module):
 
 
 class MiniMindLM(nn.Module):
-    """The language model. `config.dropout` acts only in training mode."""
+    """The language model. `config.dropout` acts only in training mode.
 
-    def __init__(self, config: LMConfig):
+    gradient_checkpointing: keep only what enters each block, and compute the rest anew in the
+    backward pass (arXiv:1604.06174): a third more compute for a fraction of the activations.
+    """
+
+    def __init__(self, config: LMConfig, gradient_checkpointing: bool = False):
         super().__init__()
-        self.config = config
+        self.config, self.gradient_checkpointing = config, gradient_checkpointing
         self.model = Decoder(config)
         self.initialise()
 
@@ -195,7 +200,7 @@ class MiniMindLM(nn.Module):
 
         input_ids, position_ids, doc_ids, targets: (B, T) int64. Positions default to 0, 1, 2, ...
         (going on where the cache ends); without doc_ids each row is one document; targets are
-        already shifted, and IGNORED_TARGET marks those that do not count.
+        already shifted, and IGNORED_TARGET (`loss.py`) marks those that do not count.
         """
         B, T = input_ids.shape
         seen = 0 if kv_cache is None else kv_cache.length
@@ -213,16 +218,16 @@ class MiniMindLM(nn.Module):
         embedding = self.model.embed_tokens
         x = F.dropout(embedding(input_ids), self.config.dropout, self.training)  # (B, T, C)
         for index, block in enumerate(self.model.layers):
-            x = block(x, cos, sin, mask, None if kv_cache is None else kv_cache.layers[index])
+            layer_cache = None if kv_cache is None else kv_cache.layers[index]
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, cos, sin, mask, layer_cache, use_reentrant=False)
+            else:
+                x = block(x, cos, sin, mask, layer_cache)
         x = self.model.norm(x)
 
-        logits = F.linear(x, embedding.weight)  # (B, T, V)
         if targets is None:
-            return logits
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(),
-            ignore_index=IGNORED_TARGET, reduction="sum",
-        )
+            return F.linear(x, embedding.weight)  # (B, T, V)
+        return output_loss(x.flatten(0, 1), embedding.weight, targets.flatten())
 
     def num_parameters(self) -> int:
         """Number of parameters; the tied matrix counts once."""

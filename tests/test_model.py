@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model.LMConfig import LMConfig
+from model.loss import IGNORED_TARGET
 from model.transformer import (
-    IGNORED_TARGET,
     PAD_DOC_ID,
     Attention,
     MiniMindLM,

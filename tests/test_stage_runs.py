@@ -28,8 +28,8 @@ def test_saves_come_after_whole_steps(train, write_jsonl, monkeypatch):
     """A03, A05: saves fall between steps, and the last file is the model in memory, to the bit."""
     models, saves, save = [], [], Checkpoint.save
 
-    def new_model(config):
-        models.append(MiniMindLM(config))
+    def new_model(config, **options):
+        models.append(MiniMindLM(config, **options))
         return models[-1]
 
     def noted(self, step):

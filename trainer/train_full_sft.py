@@ -73,7 +73,8 @@ def main():
     torch.manual_seed(args.seed)
 
     # --- Model
-    model = MiniMindLM(replace(args.config, vocab_size=tokenizer.vocab_size))
+    config = replace(args.config, vocab_size=tokenizer.vocab_size)
+    model = MiniMindLM(config, gradient_checkpointing=bool(args.gradient_checkpointing))
     if not checkpoint.resumed:
         start_weights(model, args, tokenizer.hash)
     place(model, args, dist)

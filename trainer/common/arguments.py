@@ -98,6 +98,9 @@ def add_run_flags(group, save_weight: str) -> None:
     group.add_argument("--dtype", choices=("auto", *DTYPES), default="auto",
                        help="of matrix products; auto = float16 on CUDA, bfloat16 on a CPU that "
                             "has it, else float32")
+    group.add_argument("--gradient_checkpointing", default=0, **switch,
+                       help="1 = compute activations anew in the backward pass: a third more "
+                            "compute, a fraction of the memory")
     group.add_argument("--shard", choices=("none", "full"), default="none",
                        help="with several processes: full = each holds a part of every matrix "
                             "(FSDP2), for models that outgrow one card")
