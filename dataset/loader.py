@@ -187,8 +187,8 @@ def stop_signals_held():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def batches_in_order(dataset: PackedRows, rows_per_batch: int, rank: int = 0, world_size: int = 1
-                     ) -> Iterator[Rows]:
+def batches_in_order(dataset: PackedRows, rank: int = 0, world_size: int = 1, *,
+                     rows_per_batch: int) -> Iterator[Rows]:
     """All rows once, first to last, dealt out to the processes: for validation.
 
     All get equally many batches of equally many rows.

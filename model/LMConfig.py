@@ -72,6 +72,15 @@ class LMConfig:
         """D, the size of one attention head."""
         return self.dim // self.n_heads
 
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model: the tied embedding, and per block q and o, k and v, SwiGLU's
+        three matrices and two norms; the last norm.
+        """
+        C, K = self.dim, self.n_kv_heads * self.head_dim
+        block = 2 * C * C + 2 * C * K + 3 * C * self.hidden_dim + 2 * C
+        return self.vocab_size * C + self.n_layers * block + C
+
     def to_dict(self) -> dict:
         """All fields under our names, for a weight file's `.json`."""
         return asdict(self)

@@ -82,7 +82,7 @@ def test_every_supervised_token_is_a_target_once_an_epoch(with_mask):
 def test_dropped_documents_bring_no_bytes():
     """Bytes are those of the text that counts: a dropped document adds none."""
     dataset = packed(long_docs="drop")
-    total = sum(rows.text_bytes for rows in batches_in_order(dataset, 4))
+    total = sum(rows.text_bytes for rows in batches_in_order(dataset, rows_per_batch=4))
     fitting = dataset.cache.lengths <= MAX_SEQ_LEN + 1
     assert 0 < fitting.sum() < len(fitting)
     assert total == pytest.approx(dataset.cache.text_bytes[fitting].sum())
@@ -237,7 +237,7 @@ def test_waiting_is_measured():
 def test_validation_visits_all_rows_in_order():
     """Validation reads every row once, first to last, with a shorter last batch."""
     dataset = packed()
-    made = list(batches_in_order(dataset, 5))
+    made = list(batches_in_order(dataset, rows_per_batch=5))
     assert [len(rows.input_ids) for rows in made[:-1]] == [5] * (len(made) - 1)
     joined = torch.cat([rows.input_ids for rows in made])
     assert len(joined) == len(dataset)

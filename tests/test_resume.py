@@ -110,7 +110,7 @@ def test_what_a_state_holds(runs, data, tokenizer):
     assert {type(value) for value in plain(state)} <= {torch.Tensor, str, int, float, bool,
                                                        type(None)}
     assert (state["format"], state["step"], state["total_steps"], state["global_batch"],
-            state["micro_batch_rows"], state["world_size"]) == (1, 3, 3, 4, 2, 1)
+            state["memory"]["rows"], state["world_size"]) == (1, 3, 3, 4, 2, 1)
     engine = state["engine"]
     for name, weight in engine["model"].items():
         moments = engine["optimizer"][name]

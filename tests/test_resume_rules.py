@@ -96,7 +96,7 @@ def test_the_global_batch_stays(runs, data, capsys, batch_size, accumulation_ste
     assert (said in capsys.readouterr().out) is (batch_size == 1)
     for row, expected in zip(runs.curve(), runs.curve("whole"), strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
-    assert (runs.state()["global_batch"], runs.state()["micro_batch_rows"]) == (4, batch_size)
+    assert (runs.state()["global_batch"], runs.state()["memory"]["rows"]) == (4, batch_size)
 
 
 def test_a_finished_run(runs, data, capsys):

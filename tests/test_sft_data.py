@@ -231,7 +231,7 @@ def test_rows_supervise_exactly_what_was_kept(cache, tokenizer, max_seq_len, cap
     assert (f"{dropped} dropped" in printed) == (dropped > 0)
     assert "split" not in printed
 
-    made = list(batches_in_order(rows, 3))
+    made = list(batches_in_order(rows, rows_per_batch=3))
     targets = [token for batch in made for token in batch.targets.flatten().tolist()
                if token != IGNORED_TARGET]
     assert sorted(targets) == sorted(expected)
@@ -244,7 +244,7 @@ def test_first_answer_too_long_fills_the_row_without_an_end_mark(cache, tokenize
     """A first answer that does not fit is kept to the row's end, and no end mark is learned."""
     index, max_seq_len = len(CHATS) + 1, 64
     rows = pack(cache, np.array([index]), SFT, options(cache.source, max_seq_len), "training")
-    [made] = batches_in_order(rows, 1)
+    [made] = batches_in_order(rows, rows_per_batch=1)
     ids, mask = render(tokenizer, LONG[index])
     assert made.input_ids[0].tolist() == ids[:max_seq_len]
     assert made.targets[0].tolist() == [
@@ -273,7 +273,7 @@ def test_pieces_of_a_text_have_one_begin_and_one_end_together(tokenizer, tmp_pat
     path = write_jsonl("texts.jsonl", [{"text": text} for text in texts])
     cache = open_token_cache(path, PRETRAIN, tokenizer, cache_dir=tmp_path / "cache")
     rows = pack(cache, np.arange(3), PRETRAIN, options(path, max_seq_len), "training")
-    [made] = batches_in_order(rows, len(rows))
+    [made] = batches_in_order(rows, rows_per_batch=len(rows))
     assert int((made.targets == EOS_ID).sum()) == 3 and not (made.input_ids == EOS_ID).any()
     assert int((made.input_ids == BOS_ID).sum()) == 3 and not (made.targets == BOS_ID).any()
 

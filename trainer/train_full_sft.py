@@ -39,6 +39,7 @@ from trainer.common.engines import make_engine, place
 from trainer.common.errors import run
 from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger, first_line
+from trainer.common.memory import MemoryGuard
 from trainer.common.optim import make_adamw
 from trainer.common.schedule import learning_rate
 from trainer.common.stop import Stop
@@ -82,7 +83,6 @@ def main():
     # --- Data
     train_set, val_set = open_data(SFT, tokenizer, args)
     checkpoint.compare_data(train_set, val_set)
-    token_budget = checkpoint.micro_batch_rows * args.max_seq_len  # positions in a micro-batch
     global_batch = checkpoint.global_batch  # rows in a step, over all processes
     epoch_steps = steps_per_epoch(len(train_set), global_batch)
     total_steps = min(args.epochs * epoch_steps, args.max_steps or sys.maxsize)
@@ -102,11 +102,13 @@ def main():
     # --- Resume
     logger = Logger(args, dist, total_steps, epoch_steps)
     finite = FiniteCheck(loader.documents_of, logger.print)
-    checkpoint.begin(total_steps, engine=engine, log=logger, finite=finite)
+    guard = MemoryGuard(args, dist, engine, checkpoint.rows_per_process, logger.print)
+    checkpoint.begin(total_steps, engine=engine, log=logger, finite=finite, memory=guard)
     print(first_line(engine, args, global_batch, total_steps), flush=True)
     logger.open(checkpoint.files, checkpoint.start_step)
-    val_batches = partial(batches_in_order, val_set, args.batch_size, dist.rank, dist.world_size)
-    validation = Validation(args, dist, dtype, stop, logger, model, val_set and val_batches)
+    guard.probe(model, dtype)
+    val_batches = val_set and partial(batches_in_order, val_set, dist.rank, dist.world_size)
+    validation = Validation(args, dist, dtype, stop, logger, model, guard, val_batches)
     validation.catch_up(checkpoint.start_step)
 
     # --- Loop
@@ -117,19 +119,22 @@ def main():
 
         # Gradient of (sum of cross entropy) / (number of targets), over the whole step
         tokens, text_bytes = dist.sum(rows.num_supervised, rows.text_bytes)
-        nats = 0.0
-        for micro_batch, is_last in rows.split(token_budget, dist.device):
-            with engine.sync(is_last):  # gradients travel with the last micro-batch only
-                with autocast(dist.device, dtype):
-                    loss = train_model(**micro_batch)  # summed over the micro-batch's targets
-                engine.backward(loss / tokens * dist.world_size)  # processes are averaged
-            nats += loss.detach()
+        for attempt in guard.attempts():  # one, or more and smaller ones if memory runs out
+            with attempt:
+                nats = 0.0
+                for micro_batch, is_last in rows.split(guard.token_budget, dist.device):
+                    with engine.sync(is_last):  # gradients travel with the last micro-batch only
+                        with autocast(dist.device, dtype):
+                            loss = train_model(**micro_batch)  # summed over its targets
+                        engine.backward(loss / tokens * dist.world_size)  # processes are averaged
+                    nats += loss.detach()
         nats = dist.add_up(nats)
         grad_norm = engine.update(lr, args.grad_clip, nats)
         finite.note(step, engine.outcome)
 
         logger.step(step, nats, tokens, text_bytes, lr, grad_norm, engine.skipped_steps)
         with logger.paused():
+            guard.after(step)
             validation.after(step)
             stopping = stop.now()
             checkpoint.after(step, stopping)

@@ -66,7 +66,8 @@ def add_optimization_flags(group, learning_rate: float) -> None:
                             "then ends too; 0 = no cap")
     group.add_argument("--batch_size", type=int, default=8,
                        help="rows in a micro-batch; times max_seq_len it is the token budget of "
-                            "one forward and backward")
+                            "one forward and backward; 0 = as many as fit into the memory (a step "
+                            "then has 8 x accumulation_steps rows per process)")
     group.add_argument("--accumulation_steps", type=int, default=4,
                        help="micro-batches in an optimizer step")
     group.add_argument("--learning_rate", type=float, default=learning_rate, help="its peak")
@@ -101,6 +102,11 @@ def add_run_flags(group, save_weight: str) -> None:
     group.add_argument("--gradient_checkpointing", default=0, **switch,
                        help="1 = compute activations anew in the backward pass: a third more "
                             "compute, a fraction of the memory")
+    group.add_argument("--memory_fraction", type=float, default=0.8,
+                       help="share of the memory above which micro-batches become smaller; a step "
+                            "keeps its rows")
+    group.add_argument("--memory_limit_gb", type=float, default=0,
+                       help="memory to reckon with, in GiB; 0 = all that the device has")
     group.add_argument("--shard", choices=("none", "full"), default="none",
                        help="with several processes: full = each holds a part of every matrix "
                             "(FSDP2), for models that outgrow one card")
@@ -143,10 +149,10 @@ def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | Non
 
 def number_problems(args: argparse.Namespace) -> list[str]:
     """One message for each number out of its range."""
-    at_least = {"max_seq_len": 2, "epochs": 1, "batch_size": 1, "accumulation_steps": 1,
+    at_least = {"max_seq_len": 2, "epochs": 1, "batch_size": 0, "accumulation_steps": 1,
                 "save_interval": 1, "log_interval": 1, "num_workers": 0, "max_steps": 0,
                 "warmup_steps": 0, "eval_interval": 0, "seed": 0, "weight_decay": 0, "grad_clip": 0,
-                "max_minutes": 0}
+                "max_minutes": 0, "memory_limit_gb": 0}
     problems = [
         f"--{name} {getattr(args, name)}: expected at least {least}"
         for name, least in at_least.items()
@@ -156,6 +162,8 @@ def number_problems(args: argparse.Namespace) -> list[str]:
         problems.append(f"--seed {args.seed}: expected below 2^63")
     if not 0 < args.learning_rate < float("inf"):
         problems.append(f"--learning_rate {args.learning_rate}: expected above 0 and finite")
+    if not 0 < args.memory_fraction <= 1:
+        problems.append(f"--memory_fraction {args.memory_fraction}: expected above 0, at most 1")
     if not 0 <= args.min_lr_ratio <= 1:
         problems.append(f"--min_lr_ratio {args.min_lr_ratio}: expected from 0 to 1")
     return problems

@@ -59,11 +59,14 @@ def start_weights(model: MiniMindLM, args: argparse.Namespace, tokenizer_hash: s
     print(f"starting from {path}")
 
 
+ROWS_IF_AUTO = 8  # --batch_size 0: a step has as many rows as with 8, however they are cut
+
+
 class Checkpoint:
     """The saves of one run, and the state it goes on from, if --from_resume 1 found one.
 
-    start_step: optimizer steps already done; global_batch: rows in a step over all processes;
-    micro_batch_rows: rows in a micro-batch. In a new run they are 0 and what the flags say.
+    start_step: optimizer steps already done, 0 in a new run; global_batch: rows in a step over all
+    processes, in a new run what the flags say.
     Raises StateError if the state is damaged or of another run.
     """
 
@@ -72,8 +75,8 @@ class Checkpoint:
         self.stage_name, self.tokenizer_hash = stage_name, tokenizer_hash
         self.files = RunFiles(args.out_dir, f"{args.save_weight}_{args.dim}")
         self.saved = dist.from_main(self.open)
-        self.micro_batch_rows = args.batch_size
-        self.global_batch = args.batch_size * args.accumulation_steps * dist.world_size
+        per_process = (args.batch_size or ROWS_IF_AUTO) * args.accumulation_steps
+        self.global_batch = per_process * dist.world_size
         self.start_step = 0
         if self.saved is not None:
             self.continue_from(self.saved)
@@ -91,6 +94,11 @@ class Checkpoint:
         return read_newest_state(self.files.state) if self.args.from_resume else None
 
     @property
+    def rows_per_process(self) -> int:
+        """The most rows that a step gives to one process."""
+        return -(-self.global_batch // self.dist.world_size)
+
+    @property
     def resumed(self) -> bool:
         """True if this launch goes on with an earlier one's run."""
         return self.saved is not None
@@ -99,13 +107,10 @@ class Checkpoint:
         """Takes over what the run was; prints or refuses what is different now."""
         compare_arguments(self.args, saved["arguments"], self.files.state)
         wanted, self.global_batch = self.global_batch, saved["global_batch"]
-        if self.args.batch_size == saved["arguments"]["batch_size"]:
-            self.micro_batch_rows = saved["micro_batch_rows"]
         if self.dist.world_size != saved["world_size"]:
             print(f"processes: {saved['world_size']} -> {self.dist.world_size}")
         if wanted != self.global_batch:
-            print(f"a step keeps its {self.global_batch} rows, though the flags say {wanted}; they "
-                  f"go in micro-batches of up to {self.micro_batch_rows} rows")
+            print(f"a step keeps its {self.global_batch} rows, though the flags say {wanted}")
         self.start_step = saved["step"]
         print(f"resuming after step {self.start_step} from {self.files.state}")
 
@@ -185,7 +190,7 @@ class Checkpoint:
         random = self.dist.gather(random_states(self.dist.device))
         state = {
             "step": step, "total_steps": self.total_steps, "global_batch": self.global_batch,
-            "micro_batch_rows": self.micro_batch_rows, "world_size": self.dist.world_size,
+            "world_size": self.dist.world_size,
             "arguments": {**as_saved(self.args), "dtype": self.engine.dtype}, "facts": self.facts,
             "random": random, **{name: part.state_dict() for name, part in self.parts.items()},
         }

@@ -34,6 +34,8 @@ LOWEST_SCALE = 2.0**-14
 class DeepSpeedEngine(Engine):
     """`Engine` by DeepSpeed; `optimizer` is the one that the script made."""
 
+    can_repeat = False  # its parts travel in every forward and backward
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dist: Dist,
                  dtype: torch.dtype, args: Namespace):
         super().__init__(model, optimizer, dist, dtype)

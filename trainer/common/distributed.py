@@ -60,6 +60,7 @@ class Dist:
     world_size: int
     device: torch.device
     host_group: Any = None  # gloo
+    local_world_size: int = 1  # processes on this machine
 
     @property
     def is_main(self) -> bool:
@@ -157,7 +158,8 @@ def start_distributed(device_name: str, needs_group: bool = False) -> Dist:
     host_group = meet(device)
     if rank > 0:
         sys.stdout = open(os.devnull, "w")
-    return Dist(rank, local_rank, world_size, device, host_group)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    return Dist(rank, local_rank, world_size, device, host_group, local_world_size)
 
 
 def backend_for(device: torch.device) -> str:

@@ -1,6 +1,7 @@
 """From a loss to changed weights: one process, or many with the whole model each (DDP)."""
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,12 @@ class Engine:
     here waits for it. The optimizer has to be a fused one.
     """
 
+    can_repeat = True  # a step that ran out of memory, in smaller micro-batches
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dist: Dist,
                  dtype: torch.dtype):
+        self.before_sync: Callable[[], None] = lambda: None  # called before gradients travel
+        self.syncs = False
         self.model, self.optimizer, self.dist = model, optimizer, dist
         self.dtype = str(dtype).removeprefix("torch.")
         # Now, before ZeRO sends them elsewhere.
@@ -41,13 +46,24 @@ class Engine:
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward: gradients travel in the last one of a step only."""
+        self.syncs = is_last and self.dist.world_size > 1
         if is_last or self.dist.world_size == 1:
             return contextlib.nullcontext()
         return self.train_model.no_sync()
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of loss to what earlier micro-batches of the step left."""
+        if self.syncs:
+            self.before_sync()
         self.scaler.scale(loss).backward()
+
+    def drop_gradients(self) -> None:
+        """Forgets the gradients of a step that is not to be."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def bytes_to_come(self) -> int:
+        """Bytes that the first update will allocate: two moments for each parameter."""
+        return 0 if self.optimizer.state else 8 * self.num_parameters
 
     def update(self, lr: float, grad_clip: float, nats: Tensor) -> Tensor:
         """One optimizer step; returns the gradient's norm before clipping, a scalar on the device.

@@ -7,6 +7,7 @@ from model.device import DeviceError
 from model.weights import WeightsError
 from trainer.common.distributed import ProcessError, is_a_lost_process, is_first_to_say
 from trainer.common.finite import NotFiniteError
+from trainer.common.memory import OutOfMemory
 from trainer.common.state_file import StateError
 
 
@@ -18,8 +19,8 @@ def run(main: Callable[[], int | None], *user_errors: type[Exception]) -> None:
     Of several processes with the same error one prints it.
     """
     sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
-    mendable = (DeviceError, WeightsError, StateError, NotFiniteError, ProcessError, OSError,
-                *user_errors)
+    mendable = (DeviceError, WeightsError, StateError, NotFiniteError, OutOfMemory, ProcessError,
+                OSError, *user_errors)
     try:
         status = main()
     except BrokenPipeError:  # whoever read our output (`| head`, say) has seen enough

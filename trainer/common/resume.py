@@ -15,7 +15,8 @@ MUST_MATCH = ("dim", "n_layers", "n_heads", "n_kv_heads", "dropout", "max_seq_le
               "bad_lines", "seed", "dtype")
 # How this launch finds its way; no part of the run.
 NOT_COMPARED = ("from_resume", "from_weight", "local_rank", "data_path", "val_data_path", "out_dir",
-                "save_weight", "cache_dir", "config", "show_sample", "max_minutes")
+                "save_weight", "cache_dir", "config", "show_sample", "max_minutes",
+                "memory_fraction", "memory_limit_gb")
 
 
 def as_saved(args: argparse.Namespace) -> dict:

@@ -31,6 +31,8 @@ def shard(model: MiniMindLM, dist: Dist) -> None:
 class ShardedEngine(Engine):
     """The plain engine over parameters that are split."""
 
+    can_repeat = False  # its parts travel in every forward and backward
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dist: Dist,
                  dtype: torch.dtype):
         super().__init__(model, optimizer, dist, dtype)

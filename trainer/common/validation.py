@@ -9,6 +9,7 @@ from model.metrics import evaluate
 from model.transformer import MiniMindLM
 from trainer.common.distributed import Dist
 from trainer.common.logger import Logger
+from trainer.common.memory import MemoryGuard
 from trainer.common.schedule import is_due
 from trainer.common.stop import Stop
 
@@ -16,14 +17,16 @@ from trainer.common.stop import Stop
 class Validation:
     """Evaluates the model every --eval_interval steps and after the last one.
 
-    make_batches returns an iterable of `Rows` (`dataset/packing.py`); None: there are none. A
-    validation that a signal cuts short reports nothing; the resumed run begins with it.
+    make_batches(rows_per_batch=...) returns an iterable of `Rows` (`dataset/packing.py`); None:
+    there are none. A validation that a signal cuts short reports nothing; the resumed run begins
+    with it.
     """
 
     def __init__(self, args: Namespace, dist: Dist, dtype: torch.dtype, stop: Stop, logger: Logger,
-                 model: MiniMindLM, make_batches: Callable[[], Iterable] | None):
+                 model: MiniMindLM, guard: MemoryGuard,
+                 make_batches: Callable[..., Iterable] | None):
         self.args, self.dist, self.dtype, self.stop, self.logger = args, dist, dtype, stop, logger
-        self.model, self.make_batches = model, make_batches
+        self.model, self.guard, self.make_batches = model, guard, make_batches
 
     def catch_up(self, start_step: int) -> None:
         """Does what was cut short before a run was resumed after start_step steps."""
@@ -38,8 +41,7 @@ class Validation:
 
     def run(self, step: int) -> None:
         """Evaluates and reports."""
-        token_budget = self.args.batch_size * self.args.max_seq_len
-        batches = self.stop.until_asked(self.make_batches())
-        metrics = evaluate(self.model, batches, token_budget, self.dist.device, self.dtype,
-                           self.dist.sum)
+        batches = self.stop.until_asked(self.make_batches(rows_per_batch=self.guard.rows))
+        metrics = evaluate(self.model, batches, self.guard.token_budget, self.dist.device,
+                           self.dtype, self.dist.sum)
         self.logger.validated(step, metrics, was_cut_short=self.stop.cut_short)
