@@ -36,7 +36,9 @@ class FiniteCheck:
         self.settle()
         copied = None
         if outcome.device.type == "cuda":
-            outcome = outcome.to("cpu", non_blocking=True)
+            # Into pinned memory: a copy to any other would wait for the step.
+            pinned = torch.empty_like(outcome, device="cpu", pin_memory=True)
+            outcome = pinned.copy_(outcome, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
         self.pending = (step, outcome, copied)

@@ -19,7 +19,7 @@ class CudaGauge:
     """Peak of a step on one GPU, in bytes."""
 
     def __init__(self, device: torch.device, limit_gb: float):
-        self.device = device
+        self.device, self.looked_at, self.seen = device, 0.0, 0
         total = torch.cuda.get_device_properties(device).total_memory
         self.limit = limit_gb * 2**30 or total
 
@@ -29,9 +29,15 @@ class CudaGauge:
         self.base = torch.cuda.memory_allocated(self.device) + self.others()
 
     def others(self) -> int:
-        """Bytes on the card that are not ours: other processes, the driver's contexts."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        return max(total - free - torch.cuda.memory_reserved(self.device), 0)
+        """Bytes on the card that are not ours: other processes, the driver's contexts.
+
+        Asking the driver takes a while; once a second is enough.
+        """
+        if time.monotonic() > self.looked_at + 1:
+            free, total = torch.cuda.mem_get_info(self.device)
+            self.seen = max(total - free - torch.cuda.memory_reserved(self.device), 0)
+            self.looked_at = time.monotonic()
+        return self.seen
 
     def peak(self) -> float:
         """The most since `start`."""
