@@ -11,6 +11,7 @@ over gloo, so that no message between hosts has to wait for a GPU.
 import datetime
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from model.device import choose_device
 
 START_SECONDS = 120  # that the processes have to find each other
 STEP_MINUTES = 30  # that one process waits for another, once they are at work
+LAST_WORDS_SECONDS = 2  # that rank 0 stays for others that fail with it
 DATA_HOURS = 12  # that one machine may take longer than another to tokenise its copy of the data
 
 
@@ -37,7 +39,13 @@ def is_first_to_say(message: str) -> bool:
         return int(os.environ.get("RANK", 0)) == 0
     try:
         store = torch_dist.distributed_c10d._get_default_store()
-        return store.add(f"said/{message}", 1) == 1
+        is_first = store.add(f"said/{message}", 1) == 1
+        if torch_dist.get_rank() == 0:  # it may keep the store, which the others have to ask, too
+            patience = time.monotonic() + LAST_WORDS_SECONDS
+            while store.add(f"said/{message}", 0) < torch_dist.get_world_size() \
+                    and time.monotonic() < patience:
+                time.sleep(0.02)
+        return is_first
     except RuntimeError:  # its keeper is gone
         return True
 
