@@ -99,7 +99,7 @@ def free_port() -> int:
 
 
 def watch(script, report: dict) -> None:
-    """Notes the rows read, forwards, token caches built, and reductions of DDP."""
+    """Notes the engine, the rows read, forwards, token caches built, and reductions of DDP."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
@@ -109,7 +109,12 @@ def watch(script, report: dict) -> None:
 
     report.update(rows=[], forwards=0, builds=0, reductions=0, reduced_numbers=0)
     get, forward, build = PackedRows.__getitem__, MiniMindLM.forward, token_cache.build
-    init = DistributedDataParallel.__init__
+    init, make_engine = DistributedDataParallel.__init__, script.make_engine
+
+    def noted_engine(*args):
+        engine = make_engine(*args)
+        report["engine"] = type(engine).__name__ + str(getattr(engine, "stage", ""))
+        return engine
 
     def noted_get(self, row):
         report["rows"].append(int(row))
@@ -132,6 +137,7 @@ def watch(script, report: dict) -> None:
         init(self, *args, **kwargs)
         self.register_comm_hook(None, noted_reduction)
 
+    script.make_engine = noted_engine
     PackedRows.__getitem__, MiniMindLM.forward = noted_get, noted_forward
     token_cache.build, DistributedDataParallel.__init__ = noted_build, noted_init
 

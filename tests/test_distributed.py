@@ -55,7 +55,7 @@ def runs(tmp_path_factory):
     for processes in (3, 1, 2, 4):
         launches[f"ddp{processes}"] = {"processes": processes, "hooks": ["watch"] * (processes < 4),
                                        "flags": flags_of(folder, processes)}
-    launches["full2"] = {"processes": 2, "flags": flags_of(folder, 2, shard="full")}
+    launches["full2"] = {"processes": 2, "hooks": ["watch"], "flags": flags_of(folder, 2, shard="full")}
     for processes in (1, 2):
         flags = flags_of(folder, processes, "chats.jsonl", from_weight="none", max_steps=8,
                          val_data_path=folder / "chats.jsonl")
@@ -153,6 +153,7 @@ def test_sharded_matrices_change_nothing(runs):
     """`--shard full` (FSDP2): losses and weights of one process, and the same plain file."""
     one, full = runs["ddp1"], runs["full2"]
     assert full.codes == [0, 0], full.told
+    assert [seen["engine"] for seen in full.seen] == ["ShardedEngine"] * 2
     assert full.losses == pytest.approx(one.losses, rel=1e-5)
     assert full.validations == pytest.approx(one.validations, rel=1e-5)
     torch.testing.assert_close(full.weights, one.weights, rtol=1e-4, atol=1e-5)
