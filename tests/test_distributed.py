@@ -55,7 +55,8 @@ def runs(tmp_path_factory):
     for processes in (3, 1, 2, 4):
         launches[f"ddp{processes}"] = {"processes": processes, "hooks": ["watch"] * (processes < 4),
                                        "flags": flags_of(folder, processes)}
-    launches["full2"] = {"processes": 2, "hooks": ["watch"], "flags": flags_of(folder, 2, shard="full")}
+    launches["full2"] = {"processes": 2, "hooks": ["watch"],
+                         "flags": flags_of(folder, 2, shard="full")}
     for processes in (1, 2):
         flags = flags_of(folder, processes, "chats.jsonl", from_weight="none", max_steps=8,
                          val_data_path=folder / "chats.jsonl")
