@@ -10,6 +10,7 @@ Resume files are the plain engine's: one can go on where another ended.
 """
 
 import contextlib
+import importlib
 import json
 import warnings
 from argparse import Namespace
@@ -42,8 +43,9 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed calls functions that this torch advises against, in every step.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         # On a CPU DeepSpeed would compile an operator, under a lock that a killed process leaves
-        # behind for all after it to wait at; gloo does its work as well.
-        deepspeed.comm.torch.build_shm_op = lambda: None
+        # behind for all after it to wait at; gloo does its work as well. (By its name: what
+        # `deepspeed.comm.torch` finds is the package torch.)
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
         config = read_config(args.deepspeed)
         self.stage = config["zero_optimization"]["stage"]
         config |= {"train_micro_batch_size_per_gpu": args.batch_size,

@@ -11,6 +11,8 @@ over gloo, so that no message between hosts has to wait for a GPU.
 import datetime
 import os
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from model.device import choose_device
 
 START_SECONDS = 120  # that the processes have to find each other
 STEP_MINUTES = 30  # that one process waits for another, once they are at work
+LAST_WORDS_SECONDS = 2  # that rank 0 stays for others that fail with it
 DATA_HOURS = 12  # that one machine may take longer than another to tokenise its copy of the data
 
 
@@ -37,7 +41,13 @@ def is_first_to_say(message: str) -> bool:
         return int(os.environ.get("RANK", 0)) == 0
     try:
         store = torch_dist.distributed_c10d._get_default_store()
-        return store.add(f"said/{message}", 1) == 1
+        is_first = store.add(f"said/{message}", 1) == 1
+        if torch_dist.get_rank() == 0:  # it may keep the store, which the others have to ask, too
+            patience = time.monotonic() + LAST_WORDS_SECONDS
+            while store.add(f"said/{message}", 0) < torch_dist.get_world_size() \
+                    and time.monotonic() < patience:
+                time.sleep(0.02)
+        return is_first
     except RuntimeError:  # its keeper is gone
         return True
 
@@ -167,14 +177,37 @@ def backend_for(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" and torch_dist.is_nccl_available() else "gloo"
 
 
+def find_start(store: Store, rank: int, world_size: int, seconds: datetime.timedelta) -> str:
+    """The number of this start, 1, 2, ..., once all processes are there and know it.
+
+    torchrun keeps one store for all starts of a job, where those who were lost have left addresses
+    that nobody answers at. So rank 0 counts the starts, and tells the number to whoever says hello;
+    of those who got it, only the living say that they are here.
+    """
+    name = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"hello/{rank}", name)
+        store.wait([f"start of/{name}"], seconds)
+    start = store.get(f"start of/{name}").decode() if rank > 0 else str(store.add("starts", 1))
+    here = {other: f"here/{start}/{other}" for other in range(world_size)}
+    store.set(here[rank], "")
+    patience = time.monotonic() + seconds.total_seconds()
+    while rank == 0 and time.monotonic() < patience and not store.check(list(here.values())):
+        for other in range(1, world_size):
+            if store.check([f"hello/{other}"]):
+                store.set(f"start of/{store.get(f'hello/{other}').decode()}", start)
+        time.sleep(0.02)
+    store.wait(list(here.values()), seconds if rank > 0 else datetime.timedelta(seconds=1))
+    return start
+
+
 def meet(device: torch.device) -> Any:
     """Makes the process groups; returns the one over gloo."""
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     seconds = datetime.timedelta(seconds=START_SECONDS)
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=seconds))
-        store.set(f"here/{rank}", "")
-        store.wait([f"here/{other}" for other in range(world_size)], seconds)
+        store = PrefixStore(f"start {find_start(store, rank, world_size, seconds)}", store)
         minutes = datetime.timedelta(minutes=STEP_MINUTES)
         torch_dist.init_process_group(backend_for(device), store=store, rank=rank,
                                       world_size=world_size, timeout=minutes)
