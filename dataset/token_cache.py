@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from array import array
 from pathlib import Path
@@ -74,7 +75,7 @@ def file_lock(path: Path, message: str):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(message, flush=True)
+                print(message, file=sys.stderr, flush=True)
                 fcntl.flock(file, fcntl.LOCK_EX)
         else:
             import msvcrt
@@ -87,7 +88,7 @@ def file_lock(path: Path, message: str):
                     break
                 except OSError:
                     if not waiting:
-                        print(message, flush=True)
+                        print(message, file=sys.stderr, flush=True)
                     waiting = True
                     time.sleep(1)
         yield

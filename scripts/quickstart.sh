@@ -38,6 +38,7 @@ train() {
         return
     fi
     rm -f "$marker" "$OUT_DIR/full_sft.done" # what follows is made anew as well
+    if [ "$stage" = pretrain ]; then rm -f "$OUT_DIR/full_sft.started"; fi
     # Interrupted in the middle of the same thing? Then it goes on from the last save.
     if [ -f "$started" ] && [ "$(cat "$started")" = "$made_from" ]; then resume=1; fi
     echo "$made_from" >"$started"
@@ -51,11 +52,13 @@ common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 2
 train pretrain --data_path dataset/sample_pretrain.jsonl --epochs 2 "${common[@]}" "$@"
 train full_sft --data_path dataset/sample_sft.jsonl --epochs 4 "${common[@]}" "$@"
 
-newest=("$OUT_DIR"/full_sft_*.pth)
-for weight in "${newest[@]}"; do
-    if [ "$weight" -nt "${newest[0]}" ]; then newest=("$weight"); fi
+newest=""
+for weight in "$OUT_DIR"/full_sft_*.pth; do
+    if [[ "$weight" != *_resume* && ("$newest" = "" || "$weight" -nt "$newest") ]]; then
+        newest="$weight"
+    fi
 done
 echo
-echo "talk to it:  $PYTHON eval_model.py --interactive --weight ${newest[0]}"
+echo "talk to it:  $PYTHON eval_model.py --interactive --weight $newest"
 echo "scoring it on dataset/sample_test.jsonl ..."
-"$PYTHON" eval_model.py --test dataset/sample_test.jsonl --weight "${newest[0]}"
+"$PYTHON" eval_model.py --test dataset/sample_test.jsonl --weight "$newest"

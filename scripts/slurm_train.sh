@@ -22,7 +22,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 
 # --from_resume 1 begins anew if there is nothing to resume, so a requeued job needs no other line.
 # --max_restarts: if a process dies, all are started again and go on from the last save.
-exec srun "$PYTHON" -m torch.distributed.run \
+exec srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-32}" "$PYTHON" -m torch.distributed.run \
     --nnodes "$SLURM_NNODES" --nproc_per_node "${SLURM_GPUS_ON_NODE:-8}" --max_restarts 3 \
     --rdzv_backend c10d --rdzv_endpoint "$first_machine:$port" --rdzv_id "$SLURM_JOB_ID" \
     "$@" --from_resume 1

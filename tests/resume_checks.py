@@ -105,11 +105,11 @@ class Runs:
                 raise Death
 
         def deadly(function, deadly_call):
-            def call(*args):
+            def call(*args, **options):
                 now["calls"] += now["step"] == dying_step
                 if now["calls"] == deadly_call:
                     raise Death
-                return function(*args)
+                return function(*args, **options)
             return call
 
         with self.monkeypatch.context() as patch, pytest.raises(Death):

@@ -108,9 +108,9 @@ def test_weights_that_fit_but_mean_something_else(run_stage, text_file, chat_fil
 def test_all_argument_problems_at_once(run_stage, text_file, tmp_path):
     """One run shows every wrong number, shape and name."""
     result = run_stage("trainer/train_pretrain.py", "--data_path", text_file, "--out_dir",
-                        tmp_path, "--n_heads", 7, "--batch_size", 0, "--learning_rate", "nan",
+                        tmp_path, "--n_heads", 7, "--batch_size", -1, "--learning_rate", "nan",
                         "--dropout", 1.5, "--save_weight", "a/b")
-    assert_refused(result, "n_heads", "--batch_size 0", "--learning_rate nan", "dropout=1.5",
+    assert_refused(result, "n_heads", "--batch_size -1", "--learning_rate nan", "dropout=1.5",
                    "--save_weight 'a/b'")
 
 

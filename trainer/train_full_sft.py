@@ -6,7 +6,7 @@ over all tokens t of a step's conversations (the first stage of InstructGPT, arX
 weights are trained ("full"). Run it after pretraining:
 
     python trainer/train_full_sft.py --data_path dataset/sample_sft.jsonl
-    torchrun --nproc_per_node 1 train_full_sft.py --max_seq_len 340                        (here)
+    torchrun --nproc_per_node 1 train_full_sft.py --max_seq_len 340              (in this folder)
 
 Where we differ from the usual recipe: conversations are packed into full rows and do not see each
 other; the mask is built together with the ids, never searched for in them; the end mark of an
@@ -87,7 +87,7 @@ def main():
     epoch_steps = steps_per_epoch(len(train_set), global_batch)
     total_steps = min(args.epochs * epoch_steps, args.max_steps or sys.maxsize)
     if checkpoint.is_finished(total_steps):
-        return 0
+        return stop.finish()
     sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
                           dist.rank, dist.world_size, checkpoint.start_step)
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
@@ -136,7 +136,7 @@ def main():
         with logger.paused():
             guard.after(step)
             validation.after(step)
-            stopping = stop.now()
+            stopping = stop.now(is_last=step + 1 == total_steps)
             checkpoint.after(step, stopping)
         if stopping:
             break

@@ -5,7 +5,7 @@
 as in GPT (Radford et al. 2018), with the shape and schedule of Llama (arXiv:2302.13971). Run it:
 
     python trainer/train_pretrain.py --data_path dataset/sample_pretrain.jsonl
-    torchrun --nproc_per_node=1 train_pretrain.py --batch_size=8 --accumulation_steps=4    (here)
+    torchrun --nproc_per_node=1 train_pretrain.py --batch_size=8    (in this folder)
 
 Where we differ from the usual recipe: documents are packed into full rows and do not see each
 other (`dataset/packing.py`), and a step's loss is divided by the number of targets in the whole
@@ -76,7 +76,7 @@ def main():
     epoch_steps = steps_per_epoch(len(train_set), global_batch)
     total_steps = min(args.epochs * epoch_steps, args.max_steps or sys.maxsize)
     if checkpoint.is_finished(total_steps):
-        return 0
+        return stop.finish()
     sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
                           dist.rank, dist.world_size, checkpoint.start_step)
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
@@ -125,7 +125,7 @@ def main():
         with logger.paused():
             guard.after(step)
             validation.after(step)
-            stopping = stop.now()
+            stopping = stop.now(is_last=step + 1 == total_steps)
             checkpoint.after(step, stopping)
         if stopping:
             break

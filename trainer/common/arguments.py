@@ -14,10 +14,11 @@ from model.LMConfig import LMConfig
 
 
 class Parser(argparse.ArgumentParser):
-    """Of several processes with the same command line, one says what is wrong with it."""
+    """Of the processes of a machine, which have one command line, one says what is wrong with it.
+    """
 
     def _print_message(self, message: str, file=None) -> None:
-        if int(os.environ.get("RANK", 0)) == 0:
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             super()._print_message(message, file)
 
 
@@ -128,8 +129,6 @@ def parse_stage_arguments(parser: argparse.ArgumentParser, argv: list[str] | Non
     Exits with status 2 and one message that lists all problems.
     """
     args = parser.parse_args(argv)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:
-        args.from_resume = 1  # torchrun starts the processes anew after one was lost
     problems = number_problems(args) + engine_problems(args)
     try:
         args.config = LMConfig(dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads,
@@ -171,9 +170,11 @@ def number_problems(args: argparse.Namespace) -> list[str]:
 
 def engine_problems(args: argparse.Namespace) -> list[str]:
     """One message for each thing that --deepspeed or --shard cannot have."""
-    if args.deepspeed is None:
-        return []
     problems = []
+    if args.shard == "full" and args.use_compile:
+        problems.append("--use_compile 1 with --shard full: expected 0")
+    if args.deepspeed is None:
+        return problems
     if args.shard != "none":
         problems.append("--shard with --deepspeed: expected one of them (ZeRO stage 3 is the like)")
     if args.use_compile:

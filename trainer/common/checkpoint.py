@@ -22,7 +22,7 @@ from model.weights import (
 from trainer.common.console import say
 from trainer.common.distributed import Dist
 from trainer.common.engine import Engine
-from trainer.common.resume import as_saved, compare_arguments, compare_data
+from trainer.common.resume import as_saved, comparable, compare_arguments, compare_data
 from trainer.common.run_files import RunFiles
 from trainer.common.schedule import is_due
 from trainer.common.state_file import (
@@ -74,11 +74,14 @@ class Checkpoint:
         self.args, self.dist = args, dist
         self.stage_name, self.tokenizer_hash = stage_name, tokenizer_hash
         self.files = RunFiles(args.out_dir, f"{args.save_weight}_{args.dim}")
+        if dist.restarted:
+            args.from_resume = 1
         self.saved = dist.from_main(self.open)
+        self.resumed = self.saved is not None  # this launch goes on with an earlier one's run
         per_process = (args.batch_size or ROWS_IF_AUTO) * args.accumulation_steps
         self.global_batch = per_process * dist.world_size
         self.start_step = 0
-        if self.saved is not None:
+        if self.resumed:
             self.continue_from(self.saved)
         elif args.from_resume:
             print(f"--from_resume 1: there is no {self.files.state}; beginning anew")
@@ -97,11 +100,6 @@ class Checkpoint:
     def rows_per_process(self) -> int:
         """The most rows that a step gives to one process."""
         return -(-self.global_batch // self.dist.world_size)
-
-    @property
-    def resumed(self) -> bool:
-        """True if this launch goes on with an earlier one's run."""
-        return self.saved is not None
 
     def continue_from(self, saved: dict) -> None:
         """Takes over what the run was; prints or refuses what is different now."""
@@ -123,6 +121,7 @@ class Checkpoint:
                       "the validation data": val_set.fingerprint if val_set else "none",
                       "the tokenizer": self.tokenizer_hash}
         self.dist.agree("data", str(self.facts))
+        self.dist.agree("flags", str(comparable(self.args)))
         if self.resumed:
             compare_data(self.facts, self.saved["facts"], self.files.state)
 
@@ -143,13 +142,13 @@ class Checkpoint:
         The parts (all have `state_dict` and `load_state_dict`) are what later saves consist of.
         """
         self.total_steps, self.engine = total_steps, engine
-        self.parts = {"engine": engine, **others}
+        self.parts = others
         self.dist.from_main(self.make_room)
         if self.resumed:
-            for name, part in self.parts.items():
+            for name, part in {"engine": engine, **others}.items():
                 part.load_state_dict(self.saved[name])
             random = self.saved["random"][self.dist.rank :][:1]
-            self.saved = {}  # frees its memory
+            self.saved = None  # frees its memory
         if self.resumed and random:
             set_random_states(random[0], self.dist.device)
         else:  # processes drop different units
@@ -188,14 +187,15 @@ class Checkpoint:
     def save(self, step: int) -> None:
         """Copies the state after `step` steps to host memory, and begins to write it."""
         random = self.dist.gather(random_states(self.dist.device))
-        state = {
+        state = to_host({
             "step": step, "total_steps": self.total_steps, "global_batch": self.global_batch,
             "world_size": self.dist.world_size,
             "arguments": {**as_saved(self.args), "dtype": self.engine.dtype}, "facts": self.facts,
             "random": random, **{name: part.state_dict() for name, part in self.parts.items()},
-        }
+        })
+        state["engine"] = self.engine.state_dict()  # copies on the host already
         if self.dist.is_main:
-            self.writer = threading.Thread(target=self.write, args=(to_host(state),))
+            self.writer = threading.Thread(target=self.write, args=(state,))
             self.writer.start()
 
     def write(self, state: dict) -> None:

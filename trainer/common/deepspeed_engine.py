@@ -48,7 +48,7 @@ class DeepSpeedEngine(Engine):
         importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
         config = read_config(args.deepspeed)
         self.stage = config["zero_optimization"]["stage"]
-        config |= {"train_micro_batch_size_per_gpu": args.batch_size,
+        config |= {"train_micro_batch_size_per_gpu": 1,  # not used: our loop cuts
                    "gradient_accumulation_steps": 1,  # `sync` says where a step ends
                    "gradient_clipping": args.grad_clip, "steps_per_print": None}
         self.engine, self.zero, _, _ = deepspeed.initialize(

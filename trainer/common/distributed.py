@@ -23,10 +23,12 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from model.device import choose_device
+from model.device import DeviceError, choose_device
 
 START_SECONDS = 120  # that the processes have to find each other
 STEP_MINUTES = 30  # that one process waits for another, once they are at work
+NCCL_MINUTES = 5  # the same for a GPU, which nothing else would wake when a machine is lost
+FAILED = "failed"  # the store's key for the message of a process that ends with an error
 LAST_WORDS_SECONDS = 2  # that rank 0 stays for others that fail with it
 DATA_HOURS = 12  # that one machine may take longer than another to tokenise its copy of the data
 
@@ -37,10 +39,11 @@ class ProcessError(RuntimeError):
 
 def is_first_to_say(message: str) -> bool:
     """True for one of the processes that are about to print the same message."""
-    if not torch_dist.is_initialized():
-        return int(os.environ.get("RANK", 0)) == 0
+    if not torch_dist.is_initialized():  # no way to ask: better twice than not at all
+        return True
     try:
         store = torch_dist.distributed_c10d._get_default_store()
+        store.set(FAILED, message)
         is_first = store.add(f"said/{message}", 1) == 1
         if torch_dist.get_rank() == 0:  # it may keep the store, which the others have to ask, too
             patience = time.monotonic() + LAST_WORDS_SECONDS
@@ -54,7 +57,10 @@ def is_first_to_say(message: str) -> bool:
 
 def is_a_lost_process(error: Exception) -> bool:
     """True for what gloo and NCCL raise when another process has gone."""
-    return isinstance(error, torch_dist.DistError) or "gloo" in str(error)
+    signs = ("connection closed", "connection reset", "connection refused", "broken pipe",
+             "timed out", "timeout")
+    return isinstance(error, torch_dist.DistError) or (
+        "gloo" in str(error) and any(sign in str(error).lower() for sign in signs))
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Dist:
     device: torch.device
     host_group: Any = None  # gloo
     local_world_size: int = 1  # processes on this machine
+    restarted: bool = False  # by torchrun, after processes were lost or machines joined
 
     @property
     def is_main(self) -> bool:
@@ -90,7 +97,8 @@ class Dist:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
         torch_dist.all_reduce(numbers, operation, group=self.host_group)
-        return [type(value)(number) for value, number in zip(values, numbers.tolist())]
+        # By the result, which is the same everywhere, and not by what this process gave.
+        return [int(number) if number.is_integer() else number for number in numbers.tolist()]
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor on the device over all processes; the host does not wait for it."""
@@ -131,7 +139,13 @@ class Dist:
         store = torch_dist.distributed_c10d._get_default_store()
         store.set(f"{name}/{self.rank}", value)
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
-        store.wait(keys, datetime.timedelta(hours=DATA_HOURS))
+        patience = time.monotonic() + 3600 * DATA_HOURS
+        while not store.check(keys):
+            if store.check([FAILED]):
+                raise ProcessError(f"another process ended: {store.get(FAILED).decode()}")
+            if time.monotonic() > patience:
+                raise ProcessError(f"the other processes were not ready in {DATA_HOURS} hours")
+            time.sleep(0.05)
         given = [store.get(key).decode() for key in keys]
         if len(set(given)) > 1:
             differing = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(given))
@@ -157,19 +171,27 @@ def start_distributed(device_name: str, needs_group: bool = False) -> Dist:
     rank = int(os.environ.get("RANK", 0))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size > 1 and ":" in device_name:
+        raise DeviceError(f"--device {device_name} with {world_size} processes: expected cuda, of "
+                          "which each process takes its own")
     device = choose_device(device_name, local_rank)
+    if world_size > 1 and device.type == "mps":  # gloo cannot add up its tensors
+        device = torch.device("cpu")
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if device.type == "cuda":
         torch.cuda.set_device(device)  # or helpers would open a context on GPU 0 as well
     if world_size == 1:
         if needs_group:
             torch_dist.init_process_group(backend_for(device), store=torch_dist.HashStore(),
                                           rank=0, world_size=1)
-        return Dist(rank, local_rank, world_size, device)
-    host_group = meet(device)
+        return Dist(rank, local_rank, world_size, device, restarted=restarted)
+    host_group, start = meet(device)
     if rank > 0:
         sys.stdout = open(os.devnull, "w")
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return Dist(rank, local_rank, world_size, device, host_group, local_world_size)
+    # A machine that joins a running job has restarted nothing itself; the start's number tells.
+    return Dist(rank, local_rank, world_size, device, host_group, local_world_size,
+                restarted or start > 1)
 
 
 def backend_for(device: torch.device) -> str:
@@ -201,17 +223,20 @@ def find_start(store: Store, rank: int, world_size: int, seconds: datetime.timed
     return start
 
 
-def meet(device: torch.device) -> Any:
-    """Makes the process groups; returns the one over gloo."""
+def meet(device: torch.device) -> tuple[Any, int]:
+    """Makes the process groups; returns the one over gloo, and the number of this start."""
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     seconds = datetime.timedelta(seconds=START_SECONDS)
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=seconds))
-        store = PrefixStore(f"start {find_start(store, rank, world_size, seconds)}", store)
+        start = find_start(store, rank, world_size, seconds)
+        backend = backend_for(device)
+        minutes = NCCL_MINUTES if backend == "nccl" else STEP_MINUTES
+        torch_dist.init_process_group(
+            backend, store=PrefixStore(f"start {start}", store), rank=rank, world_size=world_size,
+            timeout=datetime.timedelta(minutes=minutes))
         minutes = datetime.timedelta(minutes=STEP_MINUTES)
-        torch_dist.init_process_group(backend_for(device), store=store, rank=rank,
-                                      world_size=world_size, timeout=minutes)
-        return torch_dist.new_group(backend="gloo", timeout=minutes)
+        return torch_dist.new_group(backend="gloo", timeout=minutes), int(start)
     except (RuntimeError, ValueError) as error:
         first_line = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ProcessError(

@@ -38,11 +38,16 @@ class Engine:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as the loop calls it: with DDP, its gradients become means over processes."""
-        self.train_model = model
-        if self.dist.world_size > 1:
-            self.train_model = DistributedDataParallel(
-                model, gradient_as_bucket_view=True, broadcast_buffers=False)
-        return self.train_model
+        self.train_model = self.bare = model
+        if self.dist.world_size == 1:
+            return model
+        self.make_ddp()
+        return lambda **micro_batch: self.train_model(**micro_batch)
+
+    def make_ddp(self) -> None:
+        self.train_model = None  # frees the old one's hooks before the new one sets its own
+        self.train_model = DistributedDataParallel(
+            self.bare, gradient_as_bucket_view=True, broadcast_buffers=False)
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward: gradients travel in the last one of a step only."""
@@ -60,6 +65,8 @@ class Engine:
     def drop_gradients(self) -> None:
         """Forgets the gradients of a step that is not to be."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.syncs:  # DDP is in the middle of a step, and knows no way back
+            self.make_ddp()
 
     def bytes_to_come(self) -> int:
         """Bytes that the first update will allocate: two moments for each parameter."""
@@ -92,14 +99,21 @@ class Engine:
         return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def state_dict(self) -> dict:
-        """Weights and moments in float32, under the parameters' names, and the scaler's state."""
-        named = list(self.model.named_parameters())
-        return {
-            "model": {name: self.read(parameter) for name, parameter in named},
-            "optimizer": {name: {key: self.read(parameter, key) for key in self.moments(parameter)}
-                          for name, parameter in named},
-            "scaler": self.scaler.state_dict(), "skipped_steps": self.skipped_steps,
-        }
+        """Weights and moments in float32, under the parameters' names, and the scaler's state.
+
+        All are copies in host memory. Every process has to call it; the main one gets something.
+        """
+        weights, moments = {}, {}
+        for name, parameter in self.model.named_parameters():
+            weights[name] = self.copy(self.read(parameter))
+            moments[name] = {key: self.copy(self.read(parameter, key))
+                             for key in self.moments(parameter)}
+        return {"model": weights, "optimizer": moments, "scaler": self.scaler.state_dict(),
+                "skipped_steps": self.copy(self.skipped_steps)}
+
+    def copy(self, tensor: Tensor) -> Tensor | None:
+        """Of a whole value, one at a time: no device has to hold the whole state."""
+        return tensor.detach().to("cpu", copy=True) if self.dist.is_main else None
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:

@@ -16,6 +16,9 @@ def place(model: MiniMindLM, args: Namespace, dist: Dist) -> None:
     if args.shard == "full" and dist.world_size > 1:
         from trainer.common.sharded_engine import shard
 
+        # Each process keeps a part of its own copy; DDP and DeepSpeed send the main one's around.
+        total = sum(parameter.double().sum().item() for parameter in model.parameters())
+        dist.agree("starting weights", repr(total))
         shard(model, dist)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trainer.common.engine import NOT_FINITE
+
 MOST_IN_A_ROW = 10
 
 
@@ -29,7 +31,7 @@ class FiniteCheck:
         self.pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
 
     def note(self, step: int, outcome: Tensor) -> None:
-        """Notes a step's outcome, an int scalar on the device: 0 fine, 1 back-off, 2 not finite.
+        """Notes a step's outcome (see `engine.py`), an int scalar on the device.
 
         Judges the step before. Raises NotFiniteError.
         """
@@ -51,8 +53,8 @@ class FiniteCheck:
         if copied is not None:
             copied.synchronize()
         code = int(outcome)
-        self.in_a_row = self.in_a_row + 1 if code == 2 else 0
-        if code != 2:  # float16 looking for its scale is ordinary
+        self.in_a_row = self.in_a_row + 1 if code == NOT_FINITE else 0
+        if code != NOT_FINITE:  # float16 looking for its scale is ordinary
             return
         self.warn(f"step {step + 1}: loss or gradient not finite, no weight changed "
                   f"({self.in_a_row} in a row) | {self.describe_step(step)}")

@@ -63,7 +63,8 @@ def first_line(engine: Engine, args: argparse.Namespace, global_batch: int, tota
 
 # A logger's part of a saved state; --from_resume 1 goes on with them.
 SAVED = ("tokens", "text_bytes", "seconds", "validation", "validation_was_cut_short",
-         "window_nats", "window_tokens", "window_bytes", "window_seconds", "tracker_id")
+         "window_nats", "window_counted", "window_tokens", "window_bytes", "window_seconds",
+         "tracker_id")
 
 
 class Logger:
@@ -88,6 +89,7 @@ class Logger:
         """Empties the sums; the next window begins now."""
         self.window_started, self.window_seconds = time.perf_counter(), 0.0
         self.window_nats: Tensor | float = 0.0
+        self.window_counted: Tensor | int = 0  # tokens of the steps that are in it
         self.window_tokens, self.window_bytes = 0, 0.0
 
     def state_dict(self) -> dict:
@@ -100,8 +102,9 @@ class Logger:
     def load_state_dict(self, state: dict) -> None:
         for name in SAVED:
             setattr(self, name, state[name])
-        if isinstance(self.window_nats, Tensor):
-            self.window_nats = self.window_nats.to(self.dist.device)
+        for name in ("window_nats", "window_counted"):
+            if isinstance(value := getattr(self, name), Tensor):
+                setattr(self, name, value.to(self.dist.device))
 
     def open(self, files: RunFiles, start_step: int) -> None:
         """Begins to log; in a resumed run behind the rows of the first start_step steps."""
@@ -126,7 +129,10 @@ class Logger:
         All are sums over all processes. grad_norm is before clipping; skipped_steps counts those
         without an update since the start.
         """
-        self.window_nats = self.window_nats + nats
+        # A step that was not finite changed nothing, and says nothing about the others' loss.
+        finite = nats.isfinite()
+        self.window_nats = self.window_nats + nats.where(finite, 0)
+        self.window_counted = self.window_counted + finite * tokens
         self.window_tokens += tokens
         self.window_bytes += text_bytes
         self.tokens += tokens
@@ -135,7 +141,8 @@ class Logger:
         if not is_due(step, self.args.log_interval, self.total_steps):
             return
         done = step + 1
-        metrics = loss_metrics(float(self.window_nats), self.window_tokens, self.window_bytes)
+        nats = float(self.window_nats) if self.window_counted > 0 else math.nan
+        metrics = loss_metrics(nats, int(self.window_counted), self.window_bytes)
         now = time.perf_counter()
         seconds = self.window_seconds + now - self.window_started
         row = {

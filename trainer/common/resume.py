@@ -25,6 +25,11 @@ def as_saved(args: argparse.Namespace) -> dict:
             for name, value in vars(args).items() if name != "config"}
 
 
+def comparable(args: argparse.Namespace) -> dict:
+    """The arguments that all processes of a run have to have in common."""
+    return {name: value for name, value in as_saved(args).items() if name not in NOT_COMPARED}
+
+
 def compare_arguments(args: argparse.Namespace, saved: dict, source: Path) -> None:
     """Prints what changed, and raises StateError with both values for what must not change.
 

@@ -43,12 +43,12 @@ class Stop:
         # deep in a matrix product or waits for another process; a handler would have to wait.
         self.receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
-        signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
         self.listen()
         threading.Thread(target=self.watch, daemon=True).start()
 
     def listen(self) -> None:
         """Takes the signals over, but for those that are ignored, as `nohup` has SIGHUP ignored."""
+        signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.handle)
@@ -70,7 +70,7 @@ class Stop:
                 if self.begun:
                     self.announce(name)
                 else:  # `handle` ends us, unless the main thread does not get to it
-                    self.after(GRACE, lambda: os._exit(128 + self.signal))
+                    self.later(GRACE, lambda: os._exit(128 + self.signal))
             elif now - self.signalled_at > PATIENCE:
                 say(f"{name} again: stopped at once", sys.stderr)
                 os._exit(128 + number[0])
@@ -80,9 +80,9 @@ class Stop:
         if self.dist.is_main:
             say(f"\n{name}: saving after this step; once more stops at once", sys.stderr)
         if self.dist.world_size > 1:
-            self.after(AGREEMENT + self.longest_step, self.give_up)
+            self.later(AGREEMENT + self.longest_step, self.give_up)
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Does something later, if the process is still there."""
         timer = threading.Timer(seconds, action)
         timer.daemon = True
@@ -116,11 +116,18 @@ class Stop:
                 return
             yield item
 
-    def now(self) -> bool:
-        """True, on all processes after the same step, once any of them was asked to end."""
-        vote = self.signal or (TIME_IS_UP if self.asked else 0)
-        [self.reason] = self.dist.max(vote)
-        self.settled = self.reason > 0
+    @property
+    def vote(self) -> float:
+        """Why this process would end."""
+        return self.signal or (TIME_IS_UP if self.asked else 0)
+
+    def now(self, is_last: bool) -> bool:
+        """True, on all processes after the same step, once any of them was asked to end.
+
+        After the last step there is nothing left to agree on, whoever signals.
+        """
+        [self.reason] = self.dist.max(self.vote)
+        self.settled = self.reason > 0 or is_last
         self.longest_step = max(self.longest_step, time.monotonic() - self.asked_at)
         self.asked_at = time.monotonic()
         return self.settled
@@ -130,6 +137,7 @@ class Stop:
         reports it; 0 after the last step or a time limit. Prints the line that resumes, if the run
         did not reach its end by itself.
         """
+        [self.reason] = self.dist.max(self.signal or self.reason)  # one may have come at the end
         self.dist.finish()
         if not self.reason:
             return 0
@@ -148,7 +156,12 @@ def resume_command() -> str:
             arguments[number : number + 2] = []
     arguments = [argument for argument in arguments
                  if not argument.startswith(("--from_resume=", "--local_rank", "--local-rank"))]
-    launcher = ["python"]
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        launcher = ["torchrun", "--nproc_per_node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
-    return shlex.join([*launcher, sys.argv[0], *arguments, "--from_resume", "1"])
+    command = shlex.join([sys.argv[0], *arguments, "--from_resume", "1"])
+    world_size, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return f"{'python' if world_size == '1' else f'deepspeed --num_gpus={here}'} {command}"
+    machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+    if machines != "1":
+        return (f"on each machine: torchrun --nnodes {machines} --nproc_per_node {here} (and the "
+                f"other flags that torchrun had) {command}")
+    return f"torchrun --nproc_per_node {here} {command}"

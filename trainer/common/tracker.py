@@ -9,6 +9,8 @@ import secrets
 import sys
 from pathlib import Path
 
+from trainer.common.resume import as_saved
+
 
 class NoTracker:
     """The tracker of a run without one: does nothing."""
@@ -29,8 +31,7 @@ class Tracker:
         """run_id: of the run to go on with, or empty for a new one."""
         self.name, self.module = args.tracker, None
         self.run_id = run_id or secrets.token_hex(11)[:21]  # 21 characters: what SwanLab takes
-        config = {key: str(value) if isinstance(value, Path) else value
-                  for key, value in vars(args).items() if key != "config"}
+        config = as_saved(args)
         folder = str(args.out_dir)
         try:
             self.module = importlib.import_module(args.tracker)
