@@ -201,6 +201,17 @@ def unsupervised(script, report: dict) -> None:
     PackedRows.__getitem__ = without_mask
 
 
+def late(script, report: dict) -> None:
+    """All but the main process take longer to open their data."""
+    open_data = script.open_data
+
+    def opened(*args):
+        time.sleep(0.5 * (os.environ["RANK"] != "0"))
+        return open_data(*args)
+
+    script.open_data = opened
+
+
 def impatient(script, report: dict) -> None:
     """Waits seconds, not minutes, for others to come."""
     from trainer.common import distributed
@@ -208,7 +219,8 @@ def impatient(script, report: dict) -> None:
     distributed.START_SECONDS = 2
 
 
-HOOKS = {hook.__name__: hook for hook in (watch, die, nan, overflow, unsupervised, impatient)}
+HOOKS = {hook.__name__: hook
+         for hook in (watch, die, nan, overflow, unsupervised, late, impatient)}
 
 
 # --- In the launching process and its children

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, texts
 from processes import free_port, launch_all
-from test_distributed import STEPS, flags_of, write
+from test_distributed import NUM_TEXTS, STEPS, flags_of, write
 
 if importlib.util.find_spec("deepspeed") is None:  # importing it here would take seconds
     pytest.skip("needs pip install -r requirements-deepspeed.txt", allow_module_level=True)
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deepspeed")]
 def runs(tmp_path_factory):
     """Every forked launch of this file."""
     folder = tmp_path_factory.mktemp("runs")
-    write(folder / "data.jsonl", texts(124))
+    write(folder / "data.jsonl", texts(NUM_TEXTS))
     write(folder / "val.jsonl", texts(20, seed=1))
     zero = {stage: folder / f"zero{stage}.json" for stage in (1, 2, 3)}
     for stage, path in zero.items():

@@ -17,6 +17,7 @@ from trainer.common.distributed import ProcessError, start_distributed
 pytestmark = pytest.mark.xdist_group("distributed")  # so that the launches are made once
 
 STEPS = 50
+NUM_TEXTS = 132  # 91 rows: steps of 12 and one of 7, so 4 and 3; 3, 2 and 2; 2, 2, 2 and 1
 CUTS = {1: (3, 4), 2: (3, 2), 3: (2, 2), 4: (3, 1)}  # batch_size, accumulation_steps: 12 rows
 
 
@@ -47,7 +48,8 @@ def flags_of(folder, processes=1, data="data.jsonl", **others):
 def runs(tmp_path_factory):
     """Every launch of this file; the first one, of three processes, finds no token cache."""
     folder = tmp_path_factory.mktemp("runs")
-    write(folder / "data.jsonl", texts(124))  # 85 rows: 7 steps of 12, one of 1
+    write(folder / "data.jsonl", texts(NUM_TEXTS))
+    write(folder / "tail.jsonl", texts(124))  # 85 rows: seven steps of 12 and one of 1
     write(folder / "val.jsonl", texts(20, seed=1))
     write(folder / "chats.jsonl", chats(24))
     write(folder / "bad.jsonl", [{"text": "good"}, {"text": 5}])
@@ -55,6 +57,10 @@ def runs(tmp_path_factory):
     for processes in (3, 1, 2, 4):
         launches[f"ddp{processes}"] = {"processes": processes, "hooks": ["watch"] * (processes < 4),
                                        "flags": flags_of(folder, processes)}
+    for processes in (1, 3):
+        launches[f"tail{processes}"] = {
+            "processes": processes, "hooks": ["watch"],
+            "flags": flags_of(folder, processes, "tail.jsonl", max_steps=10)}
     launches["full2"] = {"processes": 2, "hooks": ["watch"],
                          "flags": flags_of(folder, 2, shard="full")}
     for processes in (1, 2):
@@ -81,10 +87,12 @@ def runs(tmp_path_factory):
         launches[f"chain {number}"] = {
             "processes": processes, "out": "chain", "hooks": ["die"] * (number < 3),
             "environment": {"DIE_AT": 12 * (number + 1)},
-            "flags": flags_of(folder, processes, shard=shard, save_interval=5, from_resume=1)}
+            "flags": flags_of(folder, processes, shard=shard, save_interval=5, from_resume=1,
+                              accumulation_steps=CUTS[processes][1] + number)}
     launches["limit"] = {"processes": 2, "flags": flags_of(
         folder, 2, max_minutes=0.02, max_steps=0, epochs=9999)}
-    launches["bad data"] = {"processes": 3, "flags": flags_of(folder, 3, "bad.jsonl")}
+    launches["bad data"] = {"processes": 3, "hooks": ["late"],
+                            "flags": flags_of(folder, 3, "bad.jsonl")}
     launches["bad flags"] = {"processes": 2, "flags": flags_of(folder, 2, seed=-1, dropout=2)}
     launches["lost"] = {"processes": 3, "hooks": ["die"], "timeout": 90,
                         "environment": {"DIE_AT": 12, "DIE_RANK": 1},
@@ -103,7 +111,7 @@ def test_the_curve_is_that_of_one_process(runs, processes):
     assert several.codes == [0] * processes, several.told
     assert len(one.losses) == STEPS
     tokens = np.diff([0] + [row["tokens"] for row in one.log])
-    assert tokens.min() < tokens.max() / 2, "there was to be a short step"
+    assert tokens.min() < tokens.max() * 0.7, "there was to be a short step"
     assert several.losses == pytest.approx(one.losses, rel=1e-5)
     assert several.validations == pytest.approx(one.validations, rel=1e-5)
     assert [row["tokens"] for row in several.log] == [row["tokens"] for row in one.log]
@@ -114,17 +122,19 @@ def test_the_curve_is_that_of_one_process(runs, processes):
     torch.testing.assert_close(several.weights, one.weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_each_row_is_seen_once_and_all_work_alike(runs, processes):
-    """A41, A72: together the processes read what one would; each runs as many forwards, also in a
-    step whose rows do not go round.
+@pytest.mark.parametrize("name", ["ddp2", "ddp3", "tail3"])
+def test_each_row_is_seen_once_and_all_work_alike(runs, name):
+    """A41, A72: together the processes read what one would; each runs as many forwards, also where
+    a step's rows do not go round, or leave all but one process without any.
     """
-    one, several = runs["ddp1"].seen, runs[f"ddp{processes}"].seen
+    assert set(runs[name].codes) == {0}, runs[name].told
+    one, several = runs[f"{name[:-1]}1"], runs[name]
+    assert several.losses == pytest.approx(one.losses, rel=1e-5)
+    one, several = one.seen, several.seen
     rows = [row for seen in several for row in seen["rows"]]
     assert sorted(row for row in rows if row != -1) == sorted(one[0]["rows"])
-    assert rows.count(-1) >= STEPS // 8, "a share was to be empty"
+    assert rows.count(-1) > 0, "a share was to be shorter"
     assert len({seen["forwards"] for seen in several}) == 1
-    assert several[0]["forwards"] > STEPS
 
 
 @pytest.mark.parametrize("processes", [2, 3])
