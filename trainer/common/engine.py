@@ -46,8 +46,7 @@ class Engine:
 
     def make_ddp(self) -> None:
         self.train_model = None  # frees the old one's hooks before the new one sets its own
-        self.train_model = DistributedDataParallel(
-            self.bare, gradient_as_bucket_view=True, broadcast_buffers=False)
+        self.train_model = DistributedDataParallel(self.bare, gradient_as_bucket_view=True)
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward: gradients travel in the last one of a step only."""
