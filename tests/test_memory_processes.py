@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,10 +35,16 @@ class Launch:
                    "--cache_dir", self.folder / "cache", "--save_weight", name, *flags]
         environment = {**os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1"}
         begun = time.monotonic()
-        ended = subprocess.run([str(part) for part in command], capture_output=True, text=True,
-                               timeout=SECONDS, env=environment)
-        print(f"{time.monotonic() - begun:.1f} s\n{ended.stdout}\n{ended.stderr}")
-        return ended
+        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, env=environment,
+                                   start_new_session=True)
+        try:
+            output = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{name} hangs: {process.communicate()}")
+        print(f"{time.monotonic() - begun:.1f} s", *output, sep="\n")
+        return subprocess.CompletedProcess(command, process.returncode, *output)
 
     def curve(self, name: str) -> list[dict]:
         lines = (self.folder / "out" / f"{name}_32_metrics.jsonl").read_text().splitlines()

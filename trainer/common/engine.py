@@ -60,6 +60,10 @@ class Engine:
     def drop_gradients(self) -> None:
         """Forgets the gradients of a step that is not to be."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.dist.world_size > 1:
+            # After a forward whose backward was given up DDP would send gradients with the next
+            # backward, whichever that is, and wait for processes that do not.
+            self.train_model.reducer._reset_state()
 
     def bytes_to_come(self) -> int:
         """Bytes that the first update will allocate: two moments for each parameter."""
