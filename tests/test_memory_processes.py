@@ -1,11 +1,8 @@
 """The memory guard in two processes: one runs out of memory, both take the step again."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,35 +13,29 @@ from resume_checks import data_flags
 # 2 rows (numbers 0-2, 3-5 and 6).
 FLAGS = ("--batch_size", 2, "--accumulation_steps", 3, "--save_interval", 1,
          "--learning_rate", 1e-3)
-SECONDS = 60
 
 
-class Launch:
-    """torchrun with two processes on this machine, all in one folder."""
+class Launches:
+    """Runs of two processes on this machine, all in one folder."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self.flags = data_flags(folder)
+        self.folder, self.flags = folder, data_flags(folder)
+        self.server = subprocess.Popen([sys.executable, ROOT / "tests/out_of_memory.py"], text=True,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, name: str, faults: dict[int, dict[int, str]], *flags):
-        """faults: for each rank what `out_of_memory.py` takes. Returns the finished process."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
-                   "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-                   ROOT / "tests/out_of_memory.py", ROOT / "trainer/train_pretrain.py",
-                   *TINY_RUN, *self.flags, *FLAGS, "--out_dir", self.folder / "out",
-                   "--cache_dir", self.folder / "cache", "--save_weight", name, *flags]
-        environment = {**os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1"}
-        begun = time.monotonic()
-        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, env=environment,
-                                   start_new_session=True)
-        try:
-            output = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{name} hangs: {process.communicate()}")
-        print(f"{time.monotonic() - begun:.1f} s", *output, sep="\n")
-        return subprocess.CompletedProcess(command, process.returncode, *output)
+        """faults: for each rank what fails. Returns (exit statuses, output of both)."""
+        command = [ROOT / "trainer/train_pretrain.py", *TINY_RUN, *self.flags, *FLAGS, "--out_dir",
+                   self.folder / "out", "--cache_dir", self.folder / "cache", "--save_weight", name,
+                   *flags]
+        launch = {"folder": str(self.folder), "name": f"{name}{len(flags)}", "faults": faults,
+                  "command": [str(part) for part in command]}
+        self.server.stdin.write(json.dumps(launch) + "\n")
+        self.server.stdin.flush()
+        codes = json.loads(self.server.stdout.readline())
+        told = [path.read_text() for path in sorted(self.folder.glob(f"{launch['name']}.?.*"))]
+        print(codes, *told, sep="\n")
+        return codes, "".join(told)
 
     def curve(self, name: str) -> list[dict]:
         lines = (self.folder / "out" / f"{name}_32_metrics.jsonl").read_text().splitlines()
@@ -54,10 +45,12 @@ class Launch:
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory):
-    launch = Launch(tmp_path_factory.mktemp("launch"))
-    assert launch.run("plain", {}).returncode == 0
-    return launch
+def launches(tmp_path_factory):
+    launches = Launches(tmp_path_factory.mktemp("launches"))
+    assert launches.run("plain", {})[0] == [0, 0]
+    yield launches
+    launches.server.stdin.close()
+    launches.server.wait()
 
 
 @pytest.mark.parametrize("faults", [
@@ -65,28 +58,30 @@ def launch(tmp_path_factory):
     {0: {4: "forward"}}, {1: {4: "backward"}}, {1: {5: "forward"}}, {0: {6: "forward"}},
     {0: {4: "backward"}, 1: {3: "forward"}}, {0: {5: "forward"}, 1: {5: "forward"}},
 ], ids=str)
-def test_all_take_the_step_again(launch, faults, request):
-    """P1: whichever process runs out of memory, and where (in the last micro-batch: in its forward)
+def test_all_take_the_step_again(launches, faults, request):
+    """P1: whichever process runs out of memory, and where (the last micro-batch: in its forward),
     nobody hangs, and the losses and gradient norms are those of an undisturbed run.
     """
     name = f"case{request.node.callspec.indices['faults']}"
-    ended = launch.run(name, faults)
-    assert ended.returncode == 0
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("memory:")]
+    codes, told = launches.run(name, faults)
+    assert codes == [0, 0]
+    lines = [line for line in told.splitlines() if line.startswith("memory:")]
     assert len(lines) == 1 and "at 2 rows" in lines[0]
     assert ("another process" in lines[0]) == (0 not in faults)
-    for row, other in zip(launch.curve(name), launch.curve("plain"), strict=True):
+    for row, other in zip(launches.curve(name), launches.curve("plain"), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
 
 
-@pytest.mark.parametrize("faults", [{1: {5: "backward"}}, {0: {5: "backward"}}], ids=str)
-def test_memory_runs_out_while_gradients_travel(launch, faults, request):
-    """Then the step cannot be repeated: all processes end, and say what helps; the run resumes."""
-    name = f"late{request.node.callspec.indices['faults']}"
-    ended = launch.run(name, faults)
-    assert ended.returncode != 0
-    assert "ran out of memory while gradients" in ended.stderr and "--batch_size" in ended.stderr
-    assert len(launch.curve(name)) == 1
-    assert launch.run(name, {}, "--from_resume", 1).returncode == 0
-    for row, other in zip(launch.curve(name), launch.curve("plain"), strict=True):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_runs_out_while_gradients_travel(launches, rank):
+    """Then the step cannot be repeated: both processes end, one of them with the flags that help,
+    and the run goes on from its last save.
+    """
+    name = f"late{rank}"
+    codes, told = launches.run(name, {rank: {5: "backward"}})
+    assert codes[rank] == 2 and codes[1 - rank] == 1
+    assert "ran out of memory while gradients" in told and "--batch_size" in told
+    assert len(launches.curve(name)) == 1
+    assert launches.run(name, {}, "--from_resume", 1)[0] == [0, 0]
+    for row, other in zip(launches.curve(name), launches.curve("plain"), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
