@@ -121,7 +121,7 @@ def main():
         tokens, text_bytes = dist.sum(rows.num_supervised, rows.text_bytes)
         for attempt in guard.attempts():  # one, or more and smaller ones if memory runs out
             with attempt:
-                nats = 0.0
+                nats, loss = 0.0, None  # frees what the graph of a failed attempt held
                 for micro_batch, is_last in rows.split(guard.token_budget, dist.device):
                     with engine.sync(is_last):  # gradients travel with the last micro-batch only
                         with autocast(dist.device, dtype):

@@ -38,15 +38,10 @@ class Engine:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as the loop calls it: with DDP, its gradients become means over processes."""
-        self.train_model = self.bare = model
-        if self.dist.world_size == 1:
-            return model
-        self.make_ddp()
-        return lambda **micro_batch: self.train_model(**micro_batch)
-
-    def make_ddp(self) -> None:
-        self.train_model = None  # frees the old one's hooks before the new one sets its own
-        self.train_model = DistributedDataParallel(self.bare, gradient_as_bucket_view=True)
+        self.train_model = model
+        if self.dist.world_size > 1:
+            self.train_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        return self.train_model
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward: gradients travel in the last one of a step only."""
@@ -64,8 +59,10 @@ class Engine:
     def drop_gradients(self) -> None:
         """Forgets the gradients of a step that is not to be."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self.syncs:  # DDP is in the middle of a step, and knows no way back
-            self.make_ddp()
+        if self.dist.world_size > 1:
+            # After a forward whose backward was given up DDP would send gradients with the next
+            # backward, whichever that is, and wait for processes that do not.
+            self.train_model.reducer._reset_state()
 
     def bytes_to_come(self) -> int:
         """Bytes that the first update will allocate: two moments for each parameter."""

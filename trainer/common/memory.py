@@ -62,6 +62,8 @@ class MemoryGuard:
         self.args, self.dist, self.engine, self.say = args, dist, engine, say
         self.rows = self.asked = args.batch_size or rows_per_process
         self.last_change = 0  # the step of it
+        self.changed = False  # since the last step was looked at
+        self.most = [0.0, 0.0]  # since the last change: the highest peak, and bytes for each row
         self.gauge = make_gauge(dist.device, args.memory_limit_gb, dist.local_world_size)
         self.threshold = args.memory_fraction * self.gauge.limit
         self.can_repeat = engine.can_repeat
@@ -111,7 +113,7 @@ class MemoryGuard:
                 loss = model(ids, doc_ids=torch.zeros_like(ids), targets=ids)
             loss.backward()
             ran_out = False
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             ran_out = True
@@ -137,7 +139,7 @@ class MemoryGuard:
             return
         except StepAgain:
             mine = False
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             mine = True
@@ -171,22 +173,31 @@ class MemoryGuard:
         self.say(f"memory: {reason} at {self.rows} rows in a micro-batch; now {self.rows // 2}, in "
                  "more micro-batches: a step keeps its rows")
         self.rows //= 2
+        self.changed = True
         self.gauge.free()
 
     def after(self, step: int) -> None:
         """Looks at the peak of `step` (counted from 0), and changes the micro-batch if need be."""
-        peak, base = self.gauge.peak(), self.gauge.base
-        [peak, per_row] = self.dist.max(peak, (peak - base) / self.rows)
+        peak = self.gauge.peak()
+        peak, per_row = self.dist.max(peak, (peak - self.gauge.base) / self.rows)
+        # The highest of many steps: the last one of an epoch may be short.
+        self.most = [max(self.most[0], peak), max(self.most[1], per_row)]
+        if self.changed:  # memory ran out: the peak is that of the attempt that failed
+            self.note_change(step)
         if not self.can_repeat or (0 < self.last_change and step < self.last_change + FEWEST_STEPS):
             return
         if peak > self.threshold and self.rows > 1:
             self.halve(f"step {step + 1}: {gib(peak)} of {gib(self.gauge.limit)}, above "
                        f"{self.args.memory_fraction:.0%},")
-            self.last_change = step + 1
+            self.note_change(step)
         elif (self.rows < self.asked and step - self.last_change >= QUIET_STEPS
-              and peak + self.rows * per_row <= self.threshold):
+              and self.most[0] + self.rows * self.most[1] <= self.threshold):
             self.say(f"memory: step {step + 1}: {gib(peak)} of {gib(self.gauge.limit)} at "
                      f"{self.rows} rows in a micro-batch, {gib(per_row)} a row: now "
                      f"{min(2 * self.rows, self.asked)}")
             self.rows = min(2 * self.rows, self.asked)
-            self.last_change = step + 1
+            self.note_change(step)
+
+    def note_change(self, step: int) -> None:
+        """The micro-batch is another one from the step after `step` on."""
+        self.last_change, self.changed, self.most = step + 1, False, [0.0, 0.0]

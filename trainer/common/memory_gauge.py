@@ -8,6 +8,7 @@ token files that the system keeps cached for us, against the machine's or the co
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -53,23 +54,29 @@ class HostGauge:
 
     def __init__(self, limit_gb: float, processes: int):
         self.limit = (limit_gb * 2**30 or machine_limit()) / processes
-        self.base = self.highest = anonymous_bytes()
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def watch(self) -> None:
-        while True:
-            self.highest = max(self.highest, anonymous_bytes())
-            time.sleep(SAMPLE_SECONDS)
+        self.lock = threading.Lock()  # a look that began before a step is not to count in it
+        self.start()
+        threading.Thread(target=watch, args=(weakref.ref(self),), daemon=True).start()
 
     def start(self) -> None:
-        self.base = self.highest = anonymous_bytes()
+        with self.lock:
+            self.base = self.highest = anonymous_bytes()
 
     def peak(self) -> float:
-        self.highest = max(self.highest, anonymous_bytes())
-        return self.highest
+        with self.lock:
+            self.highest = max(self.highest, anonymous_bytes())
+            return self.highest
 
     def free(self) -> None:
         pass
+
+
+def watch(gauge: weakref.ref) -> None:
+    """Runs in a thread as long as there is the gauge: many runs in one process leave no threads."""
+    while (living := gauge()) is not None:
+        living.peak()
+        del living
+        time.sleep(SAMPLE_SECONDS)
 
 
 class MpsGauge:
