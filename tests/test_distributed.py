@@ -14,7 +14,8 @@ from processes import launch_all
 
 from trainer.common.distributed import ProcessError, start_distributed
 
-pytestmark = pytest.mark.xdist_group("distributed")  # so that the launches are made once
+# One group, so that the launches are made once; they take minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distributed")]
 
 STEPS = 50
 NUM_TEXTS = 132  # 91 rows: steps of 12 and one of 7, so 4 and 3; 3, 2 and 2; 2, 2, 2 and 1
