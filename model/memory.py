@@ -12,10 +12,12 @@ keeps of one block until its backward pass. In float32 every number takes 4 byte
 Under autocast (16 bits) the stream and x / rms(x) stay float32; what goes into matrix products is
 a 16-bit copy for each product (3 C and 2 C after the norms), and so is the rest. Each weight has a
 16-bit copy as well. With gradient checkpointing a block keeps its input, C in float32, and the
-above exists for one block at a time. Dropout adds a byte a number where it acts.
+above exists for one block at a time, and not before the loss is done with its logits: the larger of
+the two counts. Dropout adds a byte a number where it acts.
 
 Beside them: weights, gradients and two moments in float32; the embedding's output and the last
-norm, 5 C; of the loss (`loss.py`) the gradients of its inputs, and three times a chunk of logits.
+norm, 5 C; of the loss (`loss.py`) the gradients of its inputs, and chunks of logits: two (logits
+and their log-softmax), and two of the chunk before (probabilities and gradient) if there is one.
 Not counted: what kernels need while they run, and the allocator's own losses.
 """
 
@@ -42,14 +44,15 @@ def predicted_bytes(config: LMConfig, rows: int, max_seq_len: int, dtype: torch.
     half_weights = 0 if dtype == torch.float32 else 2 * parameters
     block = N * block_bytes(config, max_seq_len, dtype)
     blocks = block * config.n_layers
+    chunks = (4 if N > CHUNK else 2) * 4 * min(CHUNK, N) * config.vocab_size
     if gradient_checkpointing:
-        blocks = block + N * 4 * C * config.n_layers
+        blocks = N * 4 * C * config.n_layers + max(block - chunks, 0)
         half_weights = half_weights // config.n_layers
     kinds = {
         "weights": 4 * parameters + half_weights,
         "gradients": 4 * parameters,
         "optimizer": 8 * parameters,
         "activations": blocks + N * 5 * 4 * C,
-        "logits": 3 * 4 * min(CHUNK, N) * config.vocab_size + 4 * config.vocab_size * C,
+        "logits": chunks + 4 * config.vocab_size * C,
     }
     return {**kinds, "all": sum(kinds.values())}

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ SECONDS = 60  # that two processes may take
 ON_CUDA = torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 20.00 MiB."
 ON_CPU = RuntimeError, ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
                         "allocate memory: you tried to allocate 64 bytes. Error code 12")
+FAILED = weakref.WeakSet()  # faults in backward, as long as their graph is alive
 
 
 class Fault(torch.autograd.Function):
@@ -44,6 +46,7 @@ class Fault(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         if ctx.where == "backward":
+            FAILED.add(ctx)
             raise ctx.error[0](ctx.error[1])
         return grad, None, None
 
@@ -54,11 +57,13 @@ def inject(set_attribute, faults: dict[int, str], error=ON_CUDA) -> list[int]:
     set_attribute is `setattr`, or a monkeypatch's. faults: number of a micro-batch -> where.
     """
     forward, sizes = Block.forward, []
+    FAILED.clear()
 
     def second_fails(self, x, *others):
         if torch.is_grad_enabled():
             second_fails.calls += 1
             if second_fails.calls % 2:
+                assert not FAILED, "what an earlier attempt computed is still held"
                 sizes.append(len(x))
             else:
                 x = Fault.apply(x, faults.get(len(sizes) - 1), error)
@@ -117,7 +122,9 @@ def launch_two(launch: dict) -> list[int]:
 
 
 def main():
-    from trainer import train_pretrain  # noqa: F401 - forks have it, and torch, for nothing
+    import torch._dynamo  # noqa: F401 - what DDP imports when it is made
+
+    from trainer import train_pretrain  # noqa: F401 - forks have all this for nothing
 
     for line in sys.stdin:
         launch = json.loads(line)
