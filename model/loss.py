@@ -50,9 +50,11 @@ class OutputLoss(torch.autograd.Function):
                 if needs_grad:
                     grad = log_probs.exp_()  # the probabilities, in the same memory
                     grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, -1.0))
-                    grad = (grad * counts).to(dtype)
+                    grad = grad.mul_(counts).to(dtype)
                     grad_hidden[part] = grad @ matrix
                     grad_weight += grad.T @ states
+                    del grad
+                del log_probs  # or it would live on beside the next chunk's logits
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 

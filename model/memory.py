@@ -16,8 +16,8 @@ above exists for one block at a time, and not before the loss is done with its l
 the two counts. Dropout adds a byte a number where it acts.
 
 Beside them: weights, gradients and two moments in float32; the embedding's output and the last
-norm, 5 C; of the loss (`loss.py`) the gradients of its inputs, and chunks of logits: two (logits
-and their log-softmax), and two of the chunk before (probabilities and gradient) if there is one.
+norm, 5 C; of the loss (`loss.py`) the gradients of its inputs, and two chunks of logits (logits and
+their log-softmax).
 Not counted: what kernels need while they run, and the allocator's own losses.
 """
 
@@ -44,7 +44,7 @@ def predicted_bytes(config: LMConfig, rows: int, max_seq_len: int, dtype: torch.
     half_weights = 0 if dtype == torch.float32 else 2 * parameters
     block = N * block_bytes(config, max_seq_len, dtype)
     blocks = block * config.n_layers
-    chunks = (4 if N > CHUNK else 2) * 4 * min(CHUNK, N) * config.vocab_size
+    chunks = 2 * 4 * min(CHUNK, N) * config.vocab_size
     if gradient_checkpointing:
         blocks = N * 4 * C * config.n_layers + max(block - chunks, 0)
         half_weights = half_weights // config.n_layers

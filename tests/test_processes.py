@@ -157,6 +157,26 @@ def test_two_machines(job):
     assert (job.out / "run_32.pth").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_restart_on_account_of_another_machine_resumes(job, lost):
+    """Two agents, and the process of one is lost: torchrun counts a restart only there, but both
+    go on from the last save, whichever of them is rank 0.
+    """
+    port = free_port()
+    agents = [job.start([*AGENT, "--nnodes=2", "--nproc_per_node=1", "--max_restarts=1",
+                         "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}"],
+                        "--accumulation_steps=2", "--epochs=999", "--max_steps=200")
+              for _ in range(2)]
+    job.wait_for_step(12, agents[0])
+    os.kill(children(agents[lost].pid)[-1], signal.SIGKILL)
+    assert [agent.wait(150) for agent in agents] == [0, 0], [agent.told() for agent in agents]
+    assert "".join(agent.told() for agent in agents).count("resuming after step") == 1
+    assert job.steps() == list(range(1, 201))
+    assert not list(job.out.glob("*.old*"))
+
+
 @pytest.mark.parametrize(("config", "words"), [
     ({"zero_optimization": {"stage": 2}, "fp16": {}, "gradient_clipping": 1, "train_batch_size": 8,
       "wall_clock_breakdown": True},

@@ -196,7 +196,11 @@ class Checkpoint:
         state["engine"] = self.engine.state_dict()  # copies on the host already
         if self.dist.is_main:
             self.writer = threading.Thread(target=self.write, args=(state,))
-            self.writer.start()
+            try:
+                self.writer.start()
+            except RuntimeError:  # no memory for a thread: written here and now
+                self.writer = None
+                self.write(state)
 
     def write(self, state: dict) -> None:
         """Runs in a thread: writes state and weights, or says why it could not."""

@@ -7,7 +7,7 @@ from model.device import DeviceError
 from model.weights import WeightsError
 from trainer.common.distributed import ProcessError, is_a_lost_process, is_first_to_say
 from trainer.common.finite import NotFiniteError
-from trainer.common.memory import OutOfMemory
+from trainer.common.memory import OutOfMemory, is_out_of_memory
 from trainer.common.state_file import StateError
 
 
@@ -31,6 +31,11 @@ def run(main: Callable[[], int | None], *user_errors: type[Exception]) -> None:
             print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
+        if is_out_of_memory(error):  # in validation or an update, which nobody can take again
+            print(f"{sys.argv[0]}: out of memory: {error}. A smaller --batch_size or "
+                  "--max_seq_len, or --gradient_checkpointing 1, need less; --from_resume 1 goes "
+                  "on from the last save.", file=sys.stderr)
+            sys.exit(2)
         if not is_a_lost_process(error):
             raise
         if is_first_to_say("another process was lost"):

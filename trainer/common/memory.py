@@ -43,7 +43,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text)
+        any(sign in text for sign in ("can't allocate memory", "not enough memory", "out of memory",
+                                      "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc")))
 
 
 def gib(value: float) -> str:
@@ -96,7 +97,7 @@ class MemoryGuard:
             if not doubtful:
                 return
             ran_out, peak = self.dist.max(*self.measure(model, dtype))
-            if not ran_out and peak <= self.threshold:
+            if not ran_out and (peak <= self.threshold or self.rows == 1):
                 return
             seen = "memory ran out" if ran_out else f"{gib(peak)} of {gib(self.gauge.limit)}"
             self.halve(f"before the first step: {seen}")
@@ -117,7 +118,8 @@ class MemoryGuard:
             if not is_out_of_memory(error):
                 raise
             ran_out = True
-        peak = self.gauge.peak() + self.engine.bytes_to_come()
+        # A step has gradients of earlier micro-batches, and its update may make the moments.
+        peak = self.gauge.peak() + 4 * self.engine.num_parameters + self.engine.bytes_to_come()
         self.engine.drop_gradients()
         set_random_states(before, self.dist.device)
         return ran_out, float(peak)

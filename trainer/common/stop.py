@@ -38,6 +38,7 @@ class Stop:
         self.signal, self.signalled_at = 0, 0.0
         self.reason: float = 0  # what all processes agreed on: a signal, TIME_IS_UP, or 0
         self.begun = self.settled = False
+        self.lock = threading.RLock()  # a second handler can interrupt the first one
         self.asked_at, self.longest_step = time.monotonic(), 0.0
         # The interpreter writes a signal's number here at once, even while the main thread is
         # deep in a matrix product or waits for another process; a handler would have to wait.
@@ -58,22 +59,31 @@ class Stop:
         if not self.begun:
             say(f"\nstopped by {signal.Signals(number).name} before the first step", sys.stderr)
             sys.exit(128 + number)
+        if self.is_first(number):
+            self.announce(signal.Signals(number).name)
 
     def watch(self) -> None:
         """Runs in a thread of its own: hears signals whatever the main thread is doing."""
         while number := self.receiver.recv(1):
             if number[0] not in SIGNALS:
                 continue
-            name, now = signal.Signals(number[0]).name, time.monotonic()
-            if not self.signal:
-                self.signal, self.signalled_at = number[0], now
+            name = signal.Signals(number[0]).name
+            if self.is_first(number[0]):
                 if self.begun:
                     self.announce(name)
                 else:  # `handle` ends us, unless the main thread does not get to it
                     self.later(GRACE, lambda: os._exit(128 + self.signal))
-            elif now - self.signalled_at > PATIENCE:
+            elif time.monotonic() - self.signalled_at > PATIENCE:
                 say(f"{name} again: stopped at once", sys.stderr)
                 os._exit(128 + number[0])
+
+    def is_first(self, number: int) -> bool:
+        """Notes a signal if it is the first; whichever of the two threads comes first does."""
+        with self.lock:
+            if self.signal:
+                return False
+            self.signal, self.signalled_at = number, time.monotonic()
+            return True
 
     def announce(self, name: str) -> None:
         """Says what follows, and sees to it that a dead neighbour cannot hold us."""
