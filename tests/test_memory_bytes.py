@@ -109,6 +109,7 @@ def uncapped(capped_run):
     return figures
 
 
+@pytest.mark.slow
 def test_a_run_under_a_cap(capped_run, uncapped):
     """The system refuses what 16 rows need: the run completes with the same losses, in smaller
     micro-batches.
@@ -119,10 +120,11 @@ def test_a_run_under_a_cap(capped_run, uncapped):
         [number for pair in uncapped for number in pair], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_below_a_limit(capped_run, uncapped):
     """The guard, told of a limit, acts before anything is refused; the losses are the same."""
-    figures, lines = capped_run("limited", 0, "--memory_limit_gb", 0.6)
-    assert lines and "of 0.6 GiB" in lines[0] and "out of memory" not in "".join(lines)
+    figures, lines = capped_run("limited", 0, "--memory_limit_gb", 0.5)
+    assert lines and "of 0.5 GiB" in lines[0] and "out of memory" not in "".join(lines)
     assert [number for pair in figures for number in pair] == pytest.approx(
         [number for pair in uncapped for number in pair], rel=1e-5)
 

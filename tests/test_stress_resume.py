@@ -9,6 +9,7 @@ import torch
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
 
 
+@pytest.mark.slow
 def test_a_few_kills(run_script):
     """P4, P5: `kill -9` at random instants costs few steps and changes no bit of the result."""
     done = run_script("scripts/stress_resume.py", "--kills", 8, "--seed", 3)
