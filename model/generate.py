@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from model.LMConfig import LMConfig
-from model.transformer import PAD_DOC_ID, MiniMindLM
+from model.attention import PAD_DOC_ID
+from model.transformer import MiniMindLM
 
 
 class LayerCache:

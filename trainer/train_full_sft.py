@@ -40,7 +40,7 @@ from trainer.common.errors import run
 from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger, first_line
 from trainer.common.memory import MemoryGuard
-from trainer.common.optim import make_adamw
+from trainer.common.optim import make_optimizer
 from trainer.common.schedule import learning_rate
 from trainer.common.stop import Stop
 from trainer.common.validation import Validation
@@ -93,7 +93,7 @@ def main():
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
 
     # --- Optimizer
-    optimizer = make_adamw(model, args.weight_decay)
+    optimizer = make_optimizer(model, args)
     engine = make_engine(model, optimizer, args, dist, dtype)
 
     # --- Wrap

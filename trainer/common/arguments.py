@@ -71,6 +71,9 @@ def add_optimization_flags(group, learning_rate: float) -> None:
                             "then has 8 x accumulation_steps rows per process)")
     group.add_argument("--accumulation_steps", type=int, default=4,
                        help="micro-batches in an optimizer step")
+    group.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw",
+                       help="muon = orthogonalised momentum for the hidden matrices, AdamW for the "
+                            "rest; learns more from each token")
     group.add_argument("--learning_rate", type=float, default=learning_rate, help="its peak")
     group.add_argument("--min_lr_ratio", type=float, default=0.1,
                        help="final learning rate as a fraction of the peak")
