@@ -50,6 +50,9 @@ class Masked:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D)."""
+        if q.shape[2] == 1:  # a new token: heads that share k and v become rows of one product
+            return F.scaled_dot_product_attention(
+                q.view(len(q), k.shape[1], -1, q.shape[3]), k, v, attn_mask=self.mask).view(q.shape)
         # Written out rather than enable_gqa=True, which not every fused kernel accepts.
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, S, D)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, D)

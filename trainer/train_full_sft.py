@@ -93,7 +93,7 @@ def main():
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
 
     # --- Optimizer
-    optimizer = make_optimizer(model, args)
+    optimizer = make_optimizer(model, args, dtype)
     engine = make_engine(model, optimizer, args, dist, dtype)
 
     # --- Wrap

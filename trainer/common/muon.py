@@ -46,11 +46,11 @@ class Muon(torch.optim.Optimizer):
 
     Keeps one float32 `momentum` for each hidden matrix, half of what AdamW keeps. As in torch's
     fused optimizers a step does nothing where the tensor `found_inf` is 1, without a question
-    to the host. dtype: of the orthogonalisation; bfloat16 suffices where the device has it.
+    to the host. dtype: of the orthogonalisation, whose products 16 bits suffice for.
     """
 
     def __init__(self, hidden: list[Tensor], adamw: torch.optim.AdamW, weight_decay: float,
-                 momentum: float = 0.95, dtype: torch.dtype = torch.float32):
+                 dtype: torch.dtype, momentum: float = 0.95):
         super().__init__([{"params": hidden, "weight_decay": weight_decay}],
                          {"lr": 0.0, "momentum": momentum})
         self.hidden_group = self.param_groups[0]
@@ -73,11 +73,10 @@ class Muon(torch.optim.Optimizer):
     def step_of(self, parameters: list[Tensor]) -> None:
         """Moves hidden matrices of one shape."""
         group = self.hidden_group
-        skip = self.found_inf if self.found_inf is not None else torch.zeros_like(parameters[0][0, 0])
-        goes = 1 - skip
+        goes = 1.0 if self.found_inf is None else 1 - self.found_inf
         directions = []
         for parameter in parameters:
-            gradient = parameter.grad.where(goes > 0, 0)  # what is not finite must not reach M
+            gradient = parameter.grad.nan_to_num(0, 0, 0)  # of a step that will not be
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)

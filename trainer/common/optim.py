@@ -8,12 +8,24 @@ from torch import nn
 from trainer.common.muon import Muon
 
 
-def make_optimizer(model: nn.Module, args: Namespace) -> torch.optim.Optimizer:
-    """AdamW on all parameters, or Muon on the hidden matrices and AdamW on the rest."""
+def splits_matrices(args: Namespace) -> bool:
+    """True if the engine may keep parts of matrices, which Muon can do nothing with."""
+    return args.deepspeed is not None or args.shard == "full"
+
+
+def make_optimizer(model: nn.Module, args: Namespace, dtype: torch.dtype
+                   ) -> torch.optim.Optimizer:
+    """AdamW on all parameters, or Muon on the hidden matrices and AdamW on the rest.
+
+    dtype: of matrix products. Settles what `--optimizer auto` is, unless a resumed run has done so.
+    """
+    if args.optimizer == "auto":
+        args.optimizer = "adamw" if splits_matrices(args) else "muon"
     if args.optimizer == "adamw":
         return make_adamw(model, args.weight_decay)
     hidden = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
-    return Muon(hidden, make_adamw(model, args.weight_decay, without=hidden), args.weight_decay)
+    adamw = make_adamw(model, args.weight_decay, without=hidden)
+    return Muon(hidden, adamw, args.weight_decay, dtype)
 
 
 def make_adamw(model: nn.Module, weight_decay: float, without: list[nn.Parameter] = ()
