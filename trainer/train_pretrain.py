@@ -78,7 +78,8 @@ def main():
     if checkpoint.is_finished(total_steps):
         return stop.finish()
     sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
-                          dist.rank, dist.world_size, checkpoint.start_step)
+                          dist.rank, dist.world_size, checkpoint.start_step,
+                          multiple_of=args.batch_size if args.use_compile else 1)
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
 
     # --- Optimizer

@@ -178,6 +178,9 @@ def engine_problems(args: argparse.Namespace) -> list[str]:
     problems = []
     if args.shard == "full" and args.use_compile:
         problems.append("--use_compile 1 with --shard full: expected 0")
+    if args.batch_size == 0 and args.use_compile:
+        problems.append("--batch_size 0 with --use_compile 1: expected a number; a compiled model "
+                        "sees one shape")
     if args.batch_size == 0 and (args.deepspeed or args.shard == "full"):
         problems.append("--batch_size 0 with --deepspeed or --shard full: expected a number; what "
                         "fits is found out only where a step can be tried alone")
