@@ -32,6 +32,7 @@ KERNELS = {
     "attention, both ways": r"scaled_dot_product|flash|efficient_attention|flex_attention|bmm|"
                             r"aten::_softmax|aten::_safe_softmax",
     "matrix products": r"::(mm|addmm|matmul|linear|mkldnn_linear|_addmm)",
+    "compiled": r"compiled|triton_|cpp_fused",
     "log-softmax of the loss": r"log_softmax|nll_loss|cross_entropy",
     "copies": r"copy|clone|::cat|contiguous|::_to_|::to$|fill|zero|index|gather|scatter|repeat",
     "elementwise": r"::(mul|add|sub|div|neg|silu|silu_backward|rsqrt|pow|square|where|exp|cos|sin|"
