@@ -95,7 +95,7 @@ def watched(run, watch: Stopwatch) -> Iterator[None]:
 
 
 def parts(run, device: torch.device, seconds: float) -> dict[str, float]:
-    """Shares of our step's time, 0..1, over about so many seconds of steps."""
+    """Shares of our step's time, 0..1, over about so many seconds of steps, of what was seen."""
     begun = time.perf_counter()
     watch = Stopwatch(device)
     with watched(run, watch):
@@ -103,7 +103,8 @@ def parts(run, device: torch.device, seconds: float) -> dict[str, float]:
         while watch.seconds.total() == 0 or time.perf_counter() - begun < seconds:
             run.step()
         watch.charge()
-    return {part: watch.seconds[part] / watch.seconds.total() for part in PARTS}
+    return {part: watch.seconds[part] / watch.seconds.total()
+            for part in PARTS if watch.seconds[part]}
 
 
 def kind_of(operator: str) -> str:
