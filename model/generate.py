@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.LMConfig import LMConfig
 from model.attention import PAD_DOC_ID
+from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
 
 

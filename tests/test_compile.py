@@ -5,8 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from dataset.loader import StepSampler
-from model.LMConfig import LMConfig
 from model.generate import Sampling, generate_all
+from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
 
 CONFIG = LMConfig(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=50, hidden_dim=48)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from model.attention import PAD_DOC_ID
 from model.generate import KVCache, Sampling, generate, generate_all, next_token
 from model.LMConfig import LMConfig
-from model.attention import PAD_DOC_ID
 from model.transformer import MiniMindLM
 
 GREEDY = Sampling(temperature=0)

@@ -172,7 +172,7 @@ def test_attention_equals_naive_softmax(n_kv_heads):
         y = attention(x, cos, sin, Masked(attention_mask(doc_ids, doc_ids)), None)
         expected = naive_attention(attention, x, doc_ids, position_ids, 1e6)
         torch.testing.assert_close(y.double(), expected, rtol=0, atol=2e-6)
-        alone = attention(x[1:], cos[1:], sin[1:], Masked(None), None)  # one document: no mask needed
+        alone = attention(x[1:], cos[1:], sin[1:], Masked(None), None)
         torch.testing.assert_close(alone.double(), expected[1:], rtol=0, atol=2e-6)
 
 

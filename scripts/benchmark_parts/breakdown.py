@@ -22,7 +22,7 @@ BACKWARD, OPTIMIZER, REST = "backward", "optimizer", "the rest of the step"
 PARTS = (ATTENTION, FEED_FORWARD, NORMS, LOSS, FORWARD, BACKWARD, OPTIMIZER, REST)
 CLASSES = {"Attention": ATTENTION, "FeedForward": FEED_FORWARD, "RMSNorm": NORMS,
            "Embedding": LOSS}
-FUNCTIONS = {"attention_mask": ATTENTION, "rotary_table": NORMS, "rotate": NORMS,
+FUNCTIONS = {"way_to_attend": ATTENTION, "rotary_table": NORMS, "rotate": NORMS,
              "output_loss": LOSS}
 
 # The first that fits an operator's name. Batched products and softmax occur in attention alone;

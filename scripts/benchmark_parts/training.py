@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from dataset.loader import StepLoader, StepSampler
 from dataset.pretrain import PRETRAIN
@@ -26,16 +25,11 @@ from scripts.classic_recipe import ClassicRecipe, Counts, read_texts
 from trainer.common.engines import make_engine, place
 from trainer.common.finite import FiniteCheck
 from trainer.common.memory import MemoryGuard
-from trainer.common.optim import make_adamw
+from trainer.common.optim import make_optimizer
 from trainer.common.schedule import learning_rate
 
 OURS = "ours"
 to_stderr = partial(print, file=sys.stderr, flush=True)  # the table is all of standard output
-
-
-def make_optimizer(model: nn.Module, args: Namespace) -> torch.optim.Optimizer:
-    """The stage scripts' optimizer."""
-    return make_adamw(model, args.weight_decay)
 
 
 class PackedRun:
@@ -49,11 +43,12 @@ class PackedRun:
         with contextlib.redirect_stdout(sys.stderr):
             self.train_set, _ = open_data(PRETRAIN, bench.tokenizer, args)
         rows = args.batch_size * args.accumulation_steps
-        sampler = StepSampler(len(self.train_set), rows, sys.maxsize, args.seed)
+        sampler = StepSampler(len(self.train_set), rows, sys.maxsize, args.seed,
+                              multiple_of=args.batch_size if args.use_compile else 1)
         self.epoch_steps = sampler.steps_per_epoch
         self.loader = StepLoader(self.train_set, sampler, args.num_workers,
                                  self.dist.device.type == "cuda")
-        self.optimizer = make_optimizer(self.model, args)
+        self.optimizer = make_optimizer(self.model, args, self.dtype)
         self.engine = make_engine(self.model, self.optimizer, args, self.dist, self.dtype)
         self.train_model = self.engine.wrap(
             torch.compile(self.model) if args.use_compile else self.model)
