@@ -142,6 +142,9 @@ class Decoder(nn.Module):
 class MiniMindLM(nn.Module):
     """The language model. `config.dropout` acts only in training mode.
 
+    depth: how many blocks are used, the first ones; may be changed at any time. A block that has
+    not been trained changes the stream by some percent only, so a model may grow while it learns.
+
     gradient_checkpointing: keep only what enters each block, and compute the rest anew in the
     backward pass (arXiv:1604.06174): a third more compute for a fraction of the activations.
     """
@@ -149,6 +152,7 @@ class MiniMindLM(nn.Module):
     def __init__(self, config: LMConfig, gradient_checkpointing: bool = False):
         super().__init__()
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
+        self.depth = config.n_layers
         self.model = Decoder(config)
         self.initialise()
 
@@ -193,7 +197,7 @@ class MiniMindLM(nn.Module):
         cos, sin = rotary_table(position_ids, self.config.head_dim, self.config.rope_theta)
         embedding = self.model.embed_tokens
         x = F.dropout(embedding(input_ids), self.config.dropout, self.training)  # (B, T, C)
-        for index, block in enumerate(self.model.layers):
+        for index, block in enumerate(self.model.layers[: self.depth]):
             layer_cache = None if kv_cache is None else kv_cache.layers[index]
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, cos, sin, attend, layer_cache, use_reentrant=False)

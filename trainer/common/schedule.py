@@ -25,6 +25,20 @@ def learning_rate(step: int, total_steps: int, args: Namespace) -> float:
                          args.min_lr_ratio)
 
 
+def depth(step: int, total_steps: int, args: Namespace) -> int:
+    """Blocks in use at a step: from --start_layers on they double, and the last tenth uses all.
+
+    A shallow model learns as much from its first tokens as a deep one, at a fraction of the cost
+    (progressive stacking, Gong et al. 2019; here new blocks begin near the identity).
+    """
+    stages = [args.n_layers]
+    while stages[0] > args.start_layers:
+        stages.insert(0, max(-(-stages[0] // 2), args.start_layers))
+    shallow = len(stages) - 1
+    stage = int(step / (0.9 * total_steps) * shallow)  # stages but the last are equally long
+    return stages[min(stage, shallow)]
+
+
 def is_due(step: int, interval: int, total_steps: int) -> bool:
     """True after every interval-th step (counted from 0) and after the last; interval 0: only then.
     """
