@@ -164,7 +164,7 @@ class MiniMindLM(nn.Module):
     """The language model. `config.dropout` acts only in training mode.
 
     gradient_checkpointing: keep only what enters each block, and compute the rest anew in the
-    backward pass (arXiv:1604.06174): a third more compute for a fraction of the activations.
+    backward pass (arXiv:1604.06174): a quarter more compute for a fraction of the activations.
     """
 
     def __init__(self, config: LMConfig, gradient_checkpointing: bool = False):

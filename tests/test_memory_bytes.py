@@ -88,7 +88,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def capped_run(tmp_path_factory):
     """capped_run(name, room, flags) -> (losses and norms, lines of the guard): steps of 16 rows of
     256, whose activations take 450 MiB, with room (MiB, 0 = without end) for what comes on top.
-    Below 0: nothing is refused, and the guard is told of a limit so far above what there is by then.
+    Below 0: nothing is refused, but the guard is told of a limit so far above what there is then.
     """
     folder = tmp_path_factory.mktemp("capped")
     path = folder / "data.jsonl"
