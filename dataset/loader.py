@@ -81,14 +81,16 @@ class StepSampler(Sampler[list[int]]):
     """Yields, for each step from start_step on, the row numbers of this process's share.
 
     A step's rows are dealt out in turn, so shares differ by at most one row; EMPTY_ROW makes them
-    equally long, since every process must run the same number of forwards and backwards.
+    equally long, since every process must run the same number of forwards and backwards, and a
+    multiple of `multiple_of` rows, so that a compiled model sees one shape only.
     """
 
     def __init__(self, num_rows: int, global_batch: int, total_steps: int, seed: int,
-                 rank: int = 0, world_size: int = 1, start_step: int = 0):
+                 rank: int = 0, world_size: int = 1, start_step: int = 0,
+                 multiple_of: int = 1):
         self.num_rows, self.global_batch, self.total_steps = num_rows, global_batch, total_steps
         self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.start_step = start_step
+        self.start_step, self.multiple_of = start_step, multiple_of
 
     @property
     def steps_per_epoch(self) -> int:
@@ -111,7 +113,7 @@ class StepSampler(Sampler[list[int]]):
             rows = self.rows_of_step(step, order)
             share = rows[self.rank :: self.world_size].tolist()
             most = -(-len(rows) // self.world_size)
-            yield share + [EMPTY_ROW] * (most - len(share))
+            yield share + [EMPTY_ROW] * (most + -most % self.multiple_of - len(share))
 
 
 def steps_per_epoch(num_rows: int, global_batch: int) -> int:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model.attention import PAD_DOC_ID
 from model.LMConfig import LMConfig
-from model.transformer import PAD_DOC_ID, MiniMindLM
+from model.transformer import MiniMindLM
 
 
 class LayerCache:

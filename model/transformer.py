@@ -16,7 +16,7 @@
 Parameter names are those of MiniMind2 and of Hugging Face Llama, so weights go both ways. Letters:
 B batch, T sequence, S sequence that attention sees, C dim, H query heads, K key/value heads, D head
 dim, V vocabulary, F feed-forward. Not here: the KV cache and sampling (`generate.py`), weight files
-(`weights.py`), the loss of the output layer (`loss.py`).
+(`weights.py`), who looks at whom (`attention.py`), the loss of the output layer (`loss.py`).
 """
 
 import torch
@@ -24,10 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.attention import way_to_attend
 from model.LMConfig import LMConfig
 from model.loss import output_loss
-
-PAD_DOC_ID = -1  # positions that belong to no document; they see only each other
 
 
 class RMSNorm(nn.Module):
@@ -71,20 +70,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + rotated * sin).to(x.dtype)
 
 
-def attention_mask(doc_ids: Tensor, key_doc_ids: Tensor) -> Tensor:
-    """Who may look at whom: a position sees itself and what came before it in its own document.
-
-    doc_ids (B, T) are the queries' documents, key_doc_ids (B, S) the keys'; the queries are the
-    last T of the S positions. Returns bool (B, 1, T, S), True where attention is allowed. Every
-    query sees at least itself, so no softmax is ever taken over nothing (which would be NaN).
-    """
-    T, S = doc_ids.shape[1], key_doc_ids.shape[1]
-    key_index = torch.arange(S, device=doc_ids.device)
-    causal = key_index[None, :] <= key_index[S - T :, None]  # (T, S)
-    same_document = doc_ids[:, :, None] == key_doc_ids[:, None, :]  # (B, T, S)
-    return (causal & same_document)[:, None]
-
-
 class Attention(nn.Module):
     """Causal self-attention where H query heads share K key/value heads (GQA, arXiv:2305.13245)."""
 
@@ -97,8 +82,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.n_heads * config.head_dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache) -> Tensor:
-        """x (B, T, C) -> (B, T, C). mask None means plain causal attention over x itself."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend, kv_cache) -> Tensor:
+        """x (B, T, C) -> (B, T, C). attend: `attention.py`'s way to compute it."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, self.n_heads, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)  # (B,K,T,D)
@@ -106,13 +91,7 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if kv_cache is not None:
             k, v = kv_cache.append(k, v)  # (B, K, S, D): everything seen so far
-        # Written out rather than enable_gqa=True, which not every fused kernel accepts.
-        k = k.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)  # (B, H, S, D)
-        v = v.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)  # (B, H, S, D)
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None,
-            dropout_p=self.dropout if self.training else 0.0,
-        )  # (B, H, T, D)
+        y = attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, -1)  # (B, T, C)
         return F.dropout(self.o_proj(y), self.dropout, self.training)
 
@@ -142,8 +121,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend, kv_cache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend, kv_cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -206,13 +185,10 @@ class MiniMindLM(nn.Module):
         seen = 0 if kv_cache is None else kv_cache.length
         if position_ids is None:
             position_ids = torch.arange(seen, seen + T, device=input_ids.device).expand(B, T)
-        if kv_cache is not None:
-            doc_ids = torch.zeros_like(input_ids) if doc_ids is None else doc_ids
-            mask = attention_mask(doc_ids, kv_cache.append_doc_ids(doc_ids))
-        elif doc_ids is not None:
-            mask = attention_mask(doc_ids, doc_ids)
-        else:
-            mask = None  # each row is one document, so attention is plainly causal
+        if kv_cache is not None and doc_ids is None:
+            doc_ids = torch.zeros_like(input_ids)
+        attend = way_to_attend(doc_ids, kv_cache)
+        input_ids, position_ids = attend.pick(input_ids), attend.pick(position_ids)
 
         cos, sin = rotary_table(position_ids, self.config.head_dim, self.config.rope_theta)
         embedding = self.model.embed_tokens
@@ -220,14 +196,14 @@ class MiniMindLM(nn.Module):
         for index, block in enumerate(self.model.layers):
             layer_cache = None if kv_cache is None else kv_cache.layers[index]
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, cos, sin, mask, layer_cache, use_reentrant=False)
+                x = checkpoint(block, x, cos, sin, attend, layer_cache, use_reentrant=False)
             else:
-                x = block(x, cos, sin, mask, layer_cache)
+                x = block(x, cos, sin, attend, layer_cache)
         x = self.model.norm(x)
 
         if targets is None:
-            return F.linear(x, embedding.weight)  # (B, T, V)
-        return output_loss(x.flatten(0, 1), embedding.weight, targets.flatten())
+            return F.linear(attend.put_back(x), embedding.weight)  # (B, T, V)
+        return output_loss(x.flatten(0, 1), embedding.weight, attend.pick(targets).flatten())
 
     def num_parameters(self) -> int:
         """Number of parameters; the tied matrix counts once."""

@@ -58,10 +58,18 @@ def measured_bytes(*step, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         next(steps)
+    return at_rest + tensor_peak(profiler)
+
+
+def tensor_peak(profiler: profile) -> int:
+    """The most bytes that tensors took at one time, beside what there was when it began.
+
+    The profiler has to have seen a CPU's memory (profile_memory=True).
+    """
     changes = [(event.start_ns(), event.nbytes()) for event in
                profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     taken = itertools.accumulate(size for _, size in sorted(changes))
-    return at_rest + max(taken, default=0)
+    return max(taken, default=0)
 
 
 def main() -> None:

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from model.attention import PAD_DOC_ID
 from model.generate import KVCache, Sampling, generate, generate_all, next_token
 from model.LMConfig import LMConfig
-from model.transformer import PAD_DOC_ID, MiniMindLM
+from model.transformer import MiniMindLM
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[7, 3, 9], [5], [1, 2, 3, 4, 5, 6, 8, 9, 10], [11, 12, 13, 14]]

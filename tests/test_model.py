@@ -6,17 +6,10 @@ import math
 import pytest
 import torch
 
+from model.attention import PAD_DOC_ID, Masked, attention_mask
 from model.LMConfig import LMConfig
 from model.loss import IGNORED_TARGET
-from model.transformer import (
-    PAD_DOC_ID,
-    Attention,
-    MiniMindLM,
-    RMSNorm,
-    attention_mask,
-    rotary_table,
-    rotate,
-)
+from model.transformer import Attention, MiniMindLM, RMSNorm, rotary_table, rotate
 
 
 def tiny_config(**changes) -> LMConfig:
@@ -176,10 +169,10 @@ def test_attention_equals_naive_softmax(n_kv_heads):
     position_ids = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 0], list(range(9))])
     cos, sin = rotary_table(position_ids, 8, 1e6)
     with torch.no_grad():
-        y = attention(x, cos, sin, attention_mask(doc_ids, doc_ids), None)
+        y = attention(x, cos, sin, Masked(attention_mask(doc_ids, doc_ids)), None)
         expected = naive_attention(attention, x, doc_ids, position_ids, 1e6)
         torch.testing.assert_close(y.double(), expected, rtol=0, atol=2e-6)
-        alone = attention(x[1:], cos[1:], sin[1:], None, None)  # one document: no mask needed
+        alone = attention(x[1:], cos[1:], sin[1:], Masked(None), None)
         torch.testing.assert_close(alone.double(), expected[1:], rtol=0, atol=2e-6)
 
 

@@ -15,7 +15,7 @@ import torch
 from dataset import packing
 from dataset.packing import IGNORED_TARGET, PAD_DOC_ID, Piece, TokenBudgetCollate, make_plan
 from dataset.pretrain import PRETRAIN
-from model import loss, transformer
+from model import attention, loss
 
 RNG = np.random.default_rng(0)
 LENGTHS = {  # token counts, of documents in the order of a file
@@ -291,4 +291,4 @@ def test_a_row_is_never_split():
 def test_model_and_data_agree_on_the_marks_of_padding():
     """The two folders may not import each other, so each states these numbers: they are equal."""
     assert packing.IGNORED_TARGET == loss.IGNORED_TARGET == -100
-    assert packing.PAD_DOC_ID == transformer.PAD_DOC_ID
+    assert packing.PAD_DOC_ID == attention.PAD_DOC_ID

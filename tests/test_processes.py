@@ -1,8 +1,11 @@
-"""Runs under real launchers: torchrun with one agent or two, its signals, losses and restarts."""
+"""Runs under real launchers: torchrun with one agent or two, its signals, losses and restarts,
+machines that come and go."""
 
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,10 +70,30 @@ class Job:
         assert self.steps() == list(range(1, self.steps()[-1] + 1)), "no gap, no double row"
         return agent.told()
 
+    def wait_for_resuming(self, change):
+        """Waits until the run goes on with another number of processes; returns after which step.
+        """
+        end = time.monotonic() + 120
+        pattern = rf"processes: {change}\n(?:a step keeps .*\n)?resuming after step (\d+)"
+        while not (found := re.search(pattern, self.told)):
+            assert time.monotonic() < end, self.told
+            time.sleep(0.1)
+        return int(found[1])
+
+    @property
+    def told(self):
+        return "".join(agent.told() for agent in self.agents)
+
+    def kill(self, agent):
+        """SIGKILL for an agent and its processes, as when a machine is lost."""
+        if agent.poll() is None:
+            for process in (agent.pid, *children(agent.pid)):  # each is in a session of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
     def clean_up(self):
         for agent in self.agents:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(agent.pid, signal.SIGKILL)
+            self.kill(agent)
 
 
 @pytest.fixture
@@ -175,6 +198,81 @@ def test_a_restart_on_account_of_another_machine_resumes(job, lost):
     assert "".join(agent.told() for agent in agents).count("resuming after step") == 1
     assert job.steps() == list(range(1, 201))
     assert not list(job.out.glob("*.old*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize(("addresses", "how"), [
+    (("127.0.0.1", "127.0.0.2"), "lost"),
+    (("127.0.0.2", "127.0.0.1"), "asked to end"),  # torchrun sorts them: the newcomer is rank 0
+])
+def test_a_machine_joins_and_leaves(job, monkeypatch, addresses, how):
+    """--nnodes 1:4: when a second agent comes, the first one's process saves and ends, and both go
+    on from there, whichever is rank 0; when it is gone the first goes on alone from the last save.
+    torchrun counts no restart for a join.
+    """
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # or torch's agents cannot join
+    port = free_port()
+    launchers = [[*AGENT, "--nnodes=1:4", "--nproc_per_node=1", "--max_restarts=3",
+                  "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}",
+                  "--rdzv_conf=last_call_timeout=3,keep_alive_interval=1",
+                  f"--local_addr={address}"] for address in addresses]
+    first = job.start(launchers[0], "--accumulation_steps=2", "--epochs=9999")
+    job.wait_for_step(12, first)
+    second = job.start(launchers[1], "--accumulation_steps=2", "--epochs=9999")
+    step = job.wait_for_resuming("1 -> 2")
+    saved = first.told().partition("stopped by SIGTERM")[0]
+    assert step == int(re.findall(r"step (\d+)/", saved)[-1]), "a join was to cost no step"
+    job.wait_for_step(step + 12, first)
+    job.kill(second) if how == "lost" else second.terminate()
+    step = job.wait_for_resuming("2 -> 1")
+    job.wait_for_step(step + 12, first)
+    first.terminate()
+    assert first.wait(60) != 0
+    assert job.told.count("resuming after step") == 2
+    assert job.steps() == list(range(1, job.steps()[-1] + 1)), "no gap, no double row"
+    assert not list(job.out.glob("*.old*"))
+
+
+@pytest.fixture
+def namespaces():
+    """Two network namespaces, as two machines with one cable between them; `cable` is the name of
+    its card in both.
+    """
+    if not shutil.which("ip") or os.geteuid() != 0:
+        pytest.skip("network namespaces want root and `ip` (iproute2)")
+    one, two = names = [f"minimind{os.getpid()}{letter}" for letter in "ab"]
+    try:
+        for words in (
+            f"netns add {one}", f"netns add {two}",
+            f"link add cable netns {one} type veth peer name cable netns {two}",
+            f"-n {one} addr add 10.77.0.1/24 dev cable",
+            f"-n {two} addr add 10.77.0.2/24 dev cable",
+            *(f"-n {name} link set {card} up" for name in names for card in ("lo", "cable")),
+        ):
+            made = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+            if made.returncode:
+                pytest.skip(f"no network namespaces here: ip {words}: {made.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:  # the cable goes with them
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_networks(namespaces, job, monkeypatch):
+    """Two agents that share no loopback, as two machines whose own names mean 127.0.0.1: they meet
+    with the flags that the README names for such machines.
+    """
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")
+    agents = [job.start(["ip", "netns", "exec", name, *AGENT, "--nnodes=2", "--nproc_per_node=1",
+                         "--rdzv_backend=c10d", "--rdzv_endpoint=10.77.0.1:29500",
+                         f"--local_addr=10.77.0.{number}", f"--rdzv_conf=is_host={number == 1}"],
+                        "--accumulation_steps=1", "--epochs=999", "--max_steps=12")
+              for number, name in enumerate(namespaces, 1)]
+    assert [agent.wait(100) for agent in agents] == [0, 0], job.told
+    assert job.told.count("world_size 2 | cpu") == job.told.count("step 12/12") == 1
+    assert job.steps() == list(range(1, 13))
 
 
 @pytest.mark.parametrize(("config", "words"), [

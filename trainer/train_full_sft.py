@@ -40,7 +40,7 @@ from trainer.common.errors import run
 from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger, first_line
 from trainer.common.memory import MemoryGuard
-from trainer.common.optim import make_adamw
+from trainer.common.optim import make_optimizer
 from trainer.common.schedule import learning_rate
 from trainer.common.stop import Stop
 from trainer.common.validation import Validation
@@ -89,11 +89,12 @@ def main():
     if checkpoint.is_finished(total_steps):
         return stop.finish()
     sampler = StepSampler(len(train_set), global_batch, total_steps, args.seed,
-                          dist.rank, dist.world_size, checkpoint.start_step)
+                          dist.rank, dist.world_size, checkpoint.start_step,
+                          multiple_of=args.batch_size if args.use_compile else 1)
     loader = StepLoader(train_set, sampler, args.num_workers, dist.device.type == "cuda")
 
     # --- Optimizer
-    optimizer = make_adamw(model, args.weight_decay)
+    optimizer = make_optimizer(model, args, dtype)
     engine = make_engine(model, optimizer, args, dist, dtype)
 
     # --- Wrap

@@ -11,6 +11,7 @@ import os
 from model.device import DTYPES
 from model.files import ROOT, find_path
 from model.LMConfig import LMConfig
+from trainer.common.optim import splits_matrices
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,6 +72,10 @@ def add_optimization_flags(group, learning_rate: float) -> None:
                             "then has 8 x accumulation_steps rows per process)")
     group.add_argument("--accumulation_steps", type=int, default=4,
                        help="micro-batches in an optimizer step")
+    group.add_argument("--optimizer", choices=("auto", "adamw", "muon"), default="auto",
+                       help="muon = orthogonalised momentum for the hidden matrices, AdamW for the "
+                            "rest, learns more from each token; auto = muon, but adamw with "
+                            "--deepspeed or --shard full, which split matrices")
     group.add_argument("--learning_rate", type=float, default=learning_rate, help="its peak")
     group.add_argument("--min_lr_ratio", type=float, default=0.1,
                        help="final learning rate as a fraction of the peak")
@@ -173,9 +178,15 @@ def engine_problems(args: argparse.Namespace) -> list[str]:
     problems = []
     if args.shard == "full" and args.use_compile:
         problems.append("--use_compile 1 with --shard full: expected 0")
+    if args.batch_size == 0 and args.use_compile:
+        problems.append("--batch_size 0 with --use_compile 1: expected a number; a compiled model "
+                        "sees one shape")
     if args.batch_size == 0 and (args.deepspeed or args.shard == "full"):
         problems.append("--batch_size 0 with --deepspeed or --shard full: expected a number; what "
                         "fits is found out only where a step can be tried alone")
+    if args.optimizer == "muon" and splits_matrices(args):
+        problems.append("--optimizer muon with --deepspeed or --shard full: expected adamw; Muon "
+                        "needs whole matrices, and those engines split them")
     if args.deepspeed is None:
         return problems
     if args.shard != "none":

@@ -14,7 +14,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Dist:
     device: torch.device
     host_group: Any = None  # gloo
     local_world_size: int = 1  # processes on this machine
-    restarted: bool = False  # by torchrun, after processes were lost or machines joined
+    restarted: bool = False  # any of them by torchrun: processes were lost, machines came or left
 
     @property
     def is_main(self) -> bool:
@@ -177,7 +178,7 @@ def start_distributed(device_name: str, needs_group: bool = False) -> Dist:
     device = choose_device(device_name, local_rank)
     if world_size > 1 and device.type == "mps":  # gloo cannot add up its tensors
         device = torch.device("cpu")
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    restarted = was_started_before(local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # or helpers would open a context on GPU 0 as well
     if world_size == 1:
@@ -185,13 +186,33 @@ def start_distributed(device_name: str, needs_group: bool = False) -> Dist:
             torch_dist.init_process_group(backend_for(device), store=torch_dist.HashStore(),
                                           rank=0, world_size=1)
         return Dist(rank, local_rank, world_size, device, restarted=restarted)
-    host_group, start = meet(device)
+    host_group = meet(device)
     if rank > 0:
         sys.stdout = open(os.devnull, "w")
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    # A machine that joins a running job has restarted nothing itself; the start's number tells.
-    return Dist(rank, local_rank, world_size, device, host_group, local_world_size,
-                restarted or start > 1)
+    dist = Dist(rank, local_rank, world_size, device, host_group, local_world_size)
+    # A machine that joins a running job has restarted nothing, but may well be given rank 0.
+    return replace(dist, restarted=dist.max(restarted) == [True])
+
+
+def was_started_before(local_rank: int) -> bool:
+    """True if our torchrun agent has started a process in this one's place before.
+
+    It counts only the starts that follow an error; not those because another machine came or left.
+    So each process leaves a note in the folder that every launch of an agent makes for itself.
+    """
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:
+        return True
+    attempt = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
+    if attempt.name != "attempt_0":  # FOLDER/attempt_0/LOCAL_RANK/error.json; another launcher
+        return False
+    try:
+        (attempt.parent / f"started_{local_rank}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:  # a full disk, say: not known, so not claimed
+        pass
+    return False
 
 
 def backend_for(device: torch.device) -> str:
@@ -223,8 +244,8 @@ def find_start(store: Store, rank: int, world_size: int, seconds: datetime.timed
     return start
 
 
-def meet(device: torch.device) -> tuple[Any, int]:
-    """Makes the process groups; returns the one over gloo, and the number of this start."""
+def meet(device: torch.device) -> Any:
+    """Makes the process groups; returns the one over gloo."""
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     seconds = datetime.timedelta(seconds=START_SECONDS)
     try:
@@ -236,13 +257,14 @@ def meet(device: torch.device) -> tuple[Any, int]:
             backend, store=PrefixStore(f"start {start}", store), rank=rank, world_size=world_size,
             timeout=datetime.timedelta(minutes=minutes))
         minutes = datetime.timedelta(minutes=STEP_MINUTES)
-        return torch_dist.new_group(backend="gloo", timeout=minutes), int(start)
+        return torch_dist.new_group(backend="gloo", timeout=minutes)
     except (RuntimeError, ValueError) as error:
         first_line = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ProcessError(
             f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} did not meet the "
             f"others at {address} within {START_SECONDS} s ({first_line}). Were all processes "
             "started (torchrun does)? Is the address that of the first machine, the port free and "
-            "not blocked? With several network cards, name the right one: GLOO_SOCKET_IFNAME, "
-            "NCCL_SOCKET_IFNAME (`ip addr` lists them)."
+            "not blocked? With several network cards, or where a machine's own name means "
+            "127.0.0.1, name the right one: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME (`ip addr` "
+            "lists them), and give torchrun --local_addr."
         ) from None

@@ -8,11 +8,12 @@ its rest (the learning rate, the length), may change and is printed.
 import argparse
 from pathlib import Path
 
+from trainer.common.optim import splits_matrices
 from trainer.common.state_file import StateError
 
 # What the run is. Its data files are compared by content, see `compare_data`.
 MUST_MATCH = ("dim", "n_layers", "n_heads", "n_kv_heads", "dropout", "max_seq_len", "long_docs",
-              "bad_lines", "seed", "dtype")
+              "bad_lines", "seed", "dtype", "optimizer")
 # How this launch finds its way; no part of the run.
 NOT_COMPARED = ("from_resume", "from_weight", "local_rank", "data_path", "val_data_path", "out_dir",
                 "save_weight", "cache_dir", "config", "show_sample", "max_minutes",
@@ -33,10 +34,16 @@ def comparable(args: argparse.Namespace) -> dict:
 def compare_arguments(args: argparse.Namespace, saved: dict, source: Path) -> None:
     """Prints what changed, and raises StateError with both values for what must not change.
 
-    `--dtype auto` means the dtype that the run has.
+    `auto` means what the run has.
     """
-    if args.dtype == "auto":
-        args.dtype = saved["dtype"]
+    saved = {"optimizer": "adamw", **saved}  # the only one that older states know
+    for name in ("dtype", "optimizer"):
+        if getattr(args, name) == "auto":
+            setattr(args, name, saved[name])
+    if args.optimizer == "muon" and splits_matrices(args):
+        raise StateError(f"{source} is of a run with --optimizer muon, which needs whole matrices: "
+                         "go on without --deepspeed and --shard full. A run that shall move "
+                         "between engines begins with --optimizer adamw.")
     given = as_saved(args)
     refused = [f"--{name} {given[name]}: was {saved[name]}" for name in MUST_MATCH
                if given[name] != saved[name]]

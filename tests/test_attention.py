@@ -1,0 +1,94 @@
+"""The two ways to attend give the same numbers: logits, loss and every gradient."""
+
+import pytest
+import torch
+
+from model import attention, transformer
+from model.attention import PAD_DOC_ID, EndToEnd, Masked, attention_mask, share_calls
+from model.LMConfig import LMConfig
+from model.loss import IGNORED_TARGET
+from model.transformer import MiniMindLM
+
+SHAPE = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50,
+         "hidden_dim": 48}
+
+
+def packed(*rows: list[int]) -> dict:
+    """Rows of documents of these lengths; what is left of the longest row is padding."""
+    torch.manual_seed(0)
+    T = max(map(sum, rows))
+    doc_ids = torch.full((len(rows), T), PAD_DOC_ID)
+    position_ids = torch.zeros(len(rows), T, dtype=torch.int64)
+    for row, lengths in enumerate(rows):
+        start = 0
+        for number, length in enumerate(lengths):
+            doc_ids[row, start : start + length] = number
+            position_ids[row, start : start + length] = torch.arange(length)
+            start += length
+    targets = torch.randint(50, (len(rows), T)).where(doc_ids != PAD_DOC_ID, IGNORED_TARGET)
+    return {"input_ids": torch.randint(50, (len(rows), T)), "position_ids": position_ids,
+            "doc_ids": doc_ids, "targets": targets}
+
+
+def outcome(batch: dict, monkeypatch, way, **options) -> tuple:
+    """Logits where documents are, the loss, and all gradients."""
+    monkeypatch.setattr(transformer, "way_to_attend", lambda doc_ids, cache: way(doc_ids))
+    torch.manual_seed(1)
+    model = MiniMindLM(LMConfig(**SHAPE), **options)
+    for parameter in model.parameters():  # larger than at the start: attention is not uniform
+        parameter.data.mul_(3)
+    loss = model(**batch)
+    loss.backward()
+    logits = model(**{name: batch[name] for name in ("input_ids", "position_ids", "doc_ids")})
+    assert logits.shape == (*batch["doc_ids"].shape, 50)
+    logits = logits[batch["doc_ids"] != PAD_DOC_ID]
+    return logits, loss, *(parameter.grad for parameter in model.parameters())
+
+
+def masked(doc_ids):
+    return Masked(attention_mask(doc_ids, doc_ids))
+
+
+@pytest.mark.parametrize("rows", [
+    ([5],), ([1, 1, 1],), ([3, 4, 2], [9]), ([2, 9], [1, 1, 1, 1, 1, 1, 1, 1], []),
+    ([150, 3, 4], [90, 40, 27], [128, 1]),
+])
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
+def test_documents_end_to_end_equal_rows_under_a_mask(rows, options, monkeypatch):
+    """P1, P2: whichever way is taken, the same step is done."""
+    batch = packed(*rows)
+    for ours, theirs in zip(outcome(batch, monkeypatch, EndToEnd, **options),
+                            outcome(batch, monkeypatch, masked, **options)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_faster_way_is_taken_where_it_fits():
+    """Without a cache, without compile and with documents: end to end. Else under a mask."""
+    doc_ids = packed([3, 2], [4])["doc_ids"]
+    assert isinstance(attention.way_to_attend(doc_ids, None), EndToEnd)
+    assert attention.way_to_attend(None, None).mask is None
+    nothing = torch.full((2, 3), PAD_DOC_ID)
+    assert attention.way_to_attend(nothing, None).mask.shape == (2, 1, 3, 3)
+
+
+def test_padding_costs_nothing():
+    """Only positions of documents go through the model."""
+    way = EndToEnd(packed([3, 2], [4], [])["doc_ids"])
+    assert way.kept.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert way.pick(torch.arange(15).view(3, 5)).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_equal_numbers_in_two_rows_are_two_documents():
+    """A row that ends with document 0 and one that begins with it: two documents, by any number."""
+    way = EndToEnd(torch.tensor([[7, 7, 7], [7, 7, 7]]))
+    ids = way.masks[0][0, 0]
+    assert way.lengths == [6] and ids[:3, :3].equal(torch.ones(3, 3).tril().bool())
+    assert not ids[3:, :3].any()
+
+
+def test_short_documents_share_a_call():
+    """Neighbours share while they fit together; a long one stands alone, and needs no mask."""
+    assert share_calls([60, 60, 60, 200, 8, 120, 1], 128) == [[60, 60], [60], [200], [8, 120], [1]]
+    way = EndToEnd(packed([60, 60, 60, 200])["doc_ids"])
+    assert way.lengths == [120, 60, 200]
+    assert [mask is None for mask in way.masks] == [False, True, True]

@@ -1,0 +1,111 @@
+"""Muon against the singular value decomposition and a plain loop in float64."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+from model.LMConfig import LMConfig
+from model.transformer import MiniMindLM
+from trainer.common.muon import Muon, orthogonalise
+from trainer.common.optim import make_adamw, make_optimizer
+
+LR, DECAY, MOMENTUM = 0.01, 0.1, 0.95
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (32, 96), (96, 32), (1, 8)])
+def test_orthogonalise_is_the_polar_factor(shape):
+    """U V^T of the decomposition: same singular vectors, and singular values near 1."""
+    torch.manual_seed(0)
+    stack = torch.randn(3, *shape, dtype=torch.float64)
+    for matrix, result in zip(stack, orthogonalise(stack)):
+        U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
+        inside = U.T @ result @ Vh.T  # diagonal, if the vectors are the same
+        values = inside.diagonal()
+        torch.testing.assert_close(inside, torch.diag(values), rtol=0, atol=1e-6)
+        large = S > 0.02 * S.max()
+        assert (values[large] > 0.7).all() and (values < 1.2).all()
+
+
+def test_of_nothing_comes_nothing():
+    assert (orthogonalise(torch.zeros(2, 4, 6)) == 0).all()
+
+
+def tiny_model() -> MiniMindLM:
+    torch.manual_seed(0)
+    return MiniMindLM(LMConfig(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=50,
+                               hidden_dim=48))
+
+
+def tiny_optimizer(model: MiniMindLM) -> Muon:
+    args = Namespace(optimizer="auto", deepspeed=None, shard="none", weight_decay=DECAY)
+    optimizer = make_optimizer(model, args, torch.float32)
+    assert args.optimizer == "muon"
+    for group in optimizer.param_groups:
+        group["lr"] = LR
+    return optimizer
+
+
+def set_gradients(model: MiniMindLM, seed: int) -> None:
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
+def test_three_steps_are_the_formula():
+    """Hidden matrices follow the docstring's three lines, all others plain AdamW."""
+    model, twin, plain = tiny_model(), tiny_model(), {}
+    adamw = make_adamw(twin, DECAY)
+    for group in adamw.param_groups:
+        group["lr"] = LR
+    hidden = {name for name, p in model.named_parameters() if p.dim() == 2 and "layers" in name}
+    assert len(hidden) == 2 * 7
+    for name, parameter in model.named_parameters():
+        plain[name] = [parameter.detach().double(), torch.zeros(parameter.shape).double()]
+    optimizer = tiny_optimizer(model)
+    for seed in range(3):
+        for one in (model, twin):
+            set_gradients(one, seed)
+        optimizer.step()
+        adamw.step()
+        for name, parameter in model.named_parameters():
+            if name not in hidden:
+                continue
+            W, M = plain[name]
+            G = parameter.grad.double()
+            M = MOMENTUM * M + (1 - MOMENTUM) * G
+            U, _, Vh = torch.linalg.svd((1 - MOMENTUM) * G + MOMENTUM * M, full_matrices=False)
+            W = (1 - LR * DECAY) * W - LR * 0.2 * max(W.shape) ** 0.5 * (U @ Vh)
+            plain[name] = [W, M]
+    for (name, parameter), other in zip(model.named_parameters(), twin.parameters()):
+        if name in hidden:
+            W, M = plain[name]
+            moved = (parameter.double() - W).norm() / (0.2 * LR * W.numel() ** 0.5)
+            assert moved < 0.3, name  # singular values are near 1, not 1
+            torch.testing.assert_close(optimizer.state[parameter]["momentum"].double(), M)
+        else:
+            torch.testing.assert_close(parameter, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_step_that_is_not_finite_does_nothing(value):
+    """found_inf 1 leaves weights and momentum as they are; found_inf 0 does not."""
+    model = tiny_model()
+    optimizer = tiny_optimizer(model)
+    set_gradients(model, 0)
+    optimizer.step()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    momentum = [optimizer.state[p]["momentum"].clone() for p in optimizer.hidden_group["params"]]
+    set_gradients(model, 1)
+    for parameter in model.parameters():
+        parameter.grad.view(-1)[0] = value
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name], rtol=0, atol=0)
+    for parameter, was in zip(optimizer.hidden_group["params"], momentum):
+        torch.testing.assert_close(optimizer.state[parameter]["momentum"], was, rtol=0, atol=0)
+    set_gradients(model, 1)
+    optimizer.found_inf = torch.tensor(0.0)
+    optimizer.step()
+    assert all(not parameter.equal(before[name]) for name, parameter in model.named_parameters())

@@ -1,0 +1,89 @@
+"""Muon: the hidden matrices move by orthogonalised momentum, everything else by AdamW.
+
+For a matrix W with gradient G (Jordan et al. 2024, "Muon: an optimizer for hidden layers"):
+
+    M <- beta M + (1 - beta) G
+    U S V^T = (1 - beta) G + beta M          looking one step ahead (Nesterov)
+    W <- (1 - lr * decay) W - lr * 0.2 sqrt(max(rows, columns)) * U V^T
+
+All directions that the gradient shows get the same say, not only the few large ones. U V^T has an
+RMS of 1 / sqrt(max(rows, columns)); the factor brings it to 0.2, about that of an AdamW step, so
+one learning rate serves both (arXiv:2502.16982, section 2.2). Embedding and norms have no use for
+it: a row of the embedding is a vector of its own, and they stay with AdamW.
+"""
+
+import torch
+from torch import Tensor
+
+# Of five steps x <- a x + b x^3 + c x^5, which drive singular values in (0.001, 1) to about 1
+# (arXiv:2505.16932, "Polar Express"): each step's polynomial is the best for the range left to it.
+COEFFICIENTS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+
+
+def orthogonalise(matrices: Tensor, steps: int = len(COEFFICIENTS)) -> Tensor:
+    """The nearest (semi-)orthogonal matrices U V^T of a stack (n, rows, columns), roughly.
+
+    Works in the stack's dtype. Singular values end up within some percent of 1; an all-zero
+    matrix stays zero.
+    """
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    X = matrices.mT if tall else matrices  # the smaller product X X^T is the cheaper one
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)  # now no singular value is above 1
+    for a, b, c in COEFFICIENTS[:steps]:
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return X.mT if tall else X
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for `hidden` (a list of 2-D parameters), fused AdamW for `adamw`'s parameter groups.
+
+    Keeps one float32 `momentum` for each hidden matrix, half of what AdamW keeps. As in torch's
+    fused optimizers a step does nothing where the tensor `found_inf` is 1, without a question
+    to the host. dtype: of the orthogonalisation, whose products 16 bits suffice for.
+    """
+
+    def __init__(self, hidden: list[Tensor], adamw: torch.optim.AdamW, weight_decay: float,
+                 dtype: torch.dtype, momentum: float = 0.95):
+        super().__init__([{"params": hidden, "weight_decay": weight_decay}],
+                         {"lr": 0.0, "momentum": momentum})
+        self.hidden_group = self.param_groups[0]
+        self.adamw, self.dtype = adamw, dtype
+        self.param_groups += adamw.param_groups  # the same objects: a learning rate reaches both
+        self.state = adamw.state
+        self.grad_scale = self.found_inf = None
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        self.adamw.grad_scale, self.adamw.found_inf = self.grad_scale, self.found_inf
+        self.adamw.step()
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for parameter in self.hidden_group["params"]:
+            if parameter.grad is not None:
+                by_shape.setdefault(parameter.shape, []).append(parameter)
+        for parameters in by_shape.values():  # a stack at a time: few, large matrix products
+            self.step_of(parameters)
+
+    def step_of(self, parameters: list[Tensor]) -> None:
+        """Moves hidden matrices of one shape."""
+        group = self.hidden_group
+        goes = 1.0 if self.found_inf is None else 1 - self.found_inf
+        directions = []
+        for parameter in parameters:
+            gradient = parameter.grad.nan_to_num(0, 0, 0)  # of a step that will not be
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            state["momentum"].lerp_(gradient, (1 - group["momentum"]) * goes)
+            directions.append(gradient.lerp(state["momentum"], group["momentum"]).to(self.dtype))
+        scale = 0.2 * max(parameters[0].shape) ** 0.5
+        updates = orthogonalise(torch.stack(directions))
+        for parameter, update in zip(parameters, updates):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"] * goes)
+            parameter.sub_(update * (group["lr"] * scale * goes))
