@@ -11,9 +11,11 @@ keeps of one block until its backward pass. In float32 every number takes 4 byte
 
 Under autocast (16 bits) the stream and x / rms(x) stay float32; what goes into matrix products is
 a 16-bit copy for each product (3 C and 2 C after the norms), and so is the rest. Each weight has a
-16-bit copy as well. With gradient checkpointing a block keeps its input, C in float32, and the
-above exists for one block at a time, and not before the loss is done with its logits: the larger of
-the two counts. Dropout adds a byte a number where it acts.
+16-bit copy as well. Dropout adds a byte a number where it acts.
+
+With gradient checkpointing a block keeps its input, C in float32. Beside that the larger of two
+moments counts: the loss with its logits, while autocast still has the copies of all weights, or the
+backward pass of one block, with the above and the copies of that block alone.
 
 Beside them: weights, gradients and two moments in float32; the embedding's output and the last
 norm, 5 C; of the loss (`loss.py`) the gradients of its inputs, and two chunks of logits (logits and
@@ -46,8 +48,8 @@ def predicted_bytes(config: LMConfig, rows: int, max_seq_len: int, dtype: torch.
     blocks = block * config.n_layers
     chunks = 2 * 4 * min(CHUNK, N) * config.vocab_size
     if gradient_checkpointing:
-        blocks = N * 4 * C * config.n_layers + max(block - chunks, 0)
-        half_weights = half_weights // config.n_layers
+        one_block = block + half_weights // config.n_layers
+        blocks = N * 4 * C * config.n_layers + max(one_block - chunks - half_weights, 0)
     kinds = {
         "weights": 4 * parameters + half_weights,
         "gradients": 4 * parameters,

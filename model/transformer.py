@@ -146,7 +146,7 @@ class MiniMindLM(nn.Module):
     not been trained changes the stream by some percent only, so a model may grow while it learns.
 
     gradient_checkpointing: keep only what enters each block, and compute the rest anew in the
-    backward pass (arXiv:1604.06174): a third more compute for a fraction of the activations.
+    backward pass (arXiv:1604.06174): a quarter more compute for a fraction of the activations.
     """
 
     def __init__(self, config: LMConfig, gradient_checkpointing: bool = False):

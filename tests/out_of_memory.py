@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.transformer import Block
+from model.transformer import Block, MiniMindLM
 
 SECONDS = 60  # that two processes may take
 ON_CUDA = torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 20.00 MiB."
@@ -56,20 +56,24 @@ def inject(set_attribute, faults: dict[int, str], error=ON_CUDA) -> list[int]:
 
     set_attribute is `setattr`, or a monkeypatch's. faults: number of a micro-batch -> where.
     """
-    forward, sizes = Block.forward, []
+    forward, forward_block, sizes = MiniMindLM.forward, Block.forward, []
     FAILED.clear()
+
+    def counted(self, input_ids, *others, **named):
+        if torch.is_grad_enabled():
+            assert not FAILED, "what an earlier attempt computed is still held"
+            sizes.append(len(input_ids))
+        return forward(self, input_ids, *others, **named)
 
     def second_fails(self, x, *others):
         if torch.is_grad_enabled():
             second_fails.calls += 1
-            if second_fails.calls % 2:
-                assert not FAILED, "what an earlier attempt computed is still held"
-                sizes.append(len(x))
-            else:
+            if second_fails.calls % 2 == 0:
                 x = Fault.apply(x, faults.get(len(sizes) - 1), error)
-        return forward(self, x, *others)
+        return forward_block(self, x, *others)
 
     second_fails.calls = 0
+    set_attribute(MiniMindLM, "forward", counted)  # a block may see rows laid end to end
     set_attribute(Block, "forward", second_fails)
     return sizes
 

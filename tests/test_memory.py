@@ -163,3 +163,35 @@ def test_a_resume_after_a_halving_is_exact(runs, undisturbed, capsys, number):
     assert runs.state()["memory"]["rows"] == 2
     status, sizes = runs.run(*flags, *AGAIN, "--batch_size", 3, name="other")
     assert status == 0 and sizes == [3] * 4 + [3] * 4 + [3, 1]
+
+
+# 16 rows a step: 28 rows are steps of 16 and 12.
+AS_MANY_AS_FIT = ("--batch_size", 0, "--accumulation_steps", 2)
+
+
+@pytest.mark.parametrize(("faults", "expected"), [
+    ({}, [16, 12]), ({0: "backward"}, [16, 8, 8, 8, 4]),
+], ids=["fits", "does not fit"])
+def test_as_many_rows_as_fit(runs, undisturbed, faults, expected):
+    """--batch_size 0: a step has the rows that --batch_size 8 gives it, in one micro-batch if they
+    fit; the losses are the same.
+    """
+    assert runs.run(*AS_MANY_AS_FIT, faults=faults) == (0, expected)
+    assert runs.state()["global_batch"] == 16
+    eight = undisturbed("eight", *AS_MANY_AS_FIT, "--batch_size", 8)
+    assert_close(runs, eight, "eight")
+
+
+def test_a_resume_with_as_many_rows_as_fit(runs, capsys):
+    """Whatever --accumulation_steps says then, a resumed run keeps the rows of its steps, and the
+    micro-batch that was found to fit: to the bit, it is the uninterrupted run.
+    """
+    flags, faults = (*AS_MANY_AS_FIT, "--epochs", 2), {0: "backward"}
+    with pytest.MonkeyPatch.context() as patch:
+        inject(patch.setattr, faults)
+        runs.killed("before a step", 1, *data_flags(runs.tmp_path), *FLAGS, *flags)
+    capsys.readouterr()
+    assert runs.run(*flags, *AGAIN, "--accumulation_steps", 1) == (0, [8, 4, 8, 8, 8, 4])
+    assert "a step keeps its 16 rows, though the flags say 8" in capsys.readouterr().out
+    assert runs.run(*flags, faults=faults, name="whole")[0] == 0
+    assert_same(runs.result(), runs.result("whole"))

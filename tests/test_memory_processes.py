@@ -85,3 +85,14 @@ def test_memory_runs_out_while_gradients_travel(launches, rank):
     assert launches.run(name, {}, "--from_resume", 1)[0] == [0, 0]
     for row, other in zip(launches.curve(name), launches.curve("plain"), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_runs_out_with_half_of_the_gradients_sent(launches, rank):
+    """The same where the second block's gradients, 3 MB of them, are more than DDP waits for
+    (1 MiB): an exchange is under way when memory runs out, and still nobody hangs.
+    """
+    codes, told = launches.run(f"half{rank}", {rank: {5: "backward"}}, "--dim", 256)
+    assert codes[rank] == 2 and codes[1 - rank] == 1
+    assert "ran out of memory while gradients" in told and "--batch_size" in told

@@ -106,7 +106,7 @@ def add_run_flags(group, save_weight: str) -> None:
                        help="of matrix products; auto = float16 on CUDA, bfloat16 on a CPU that "
                             "has it, else float32")
     group.add_argument("--gradient_checkpointing", default=0, **switch,
-                       help="1 = compute activations anew in the backward pass: a third more "
+                       help="1 = compute activations anew in the backward pass: a quarter more "
                             "compute, a fraction of the memory")
     group.add_argument("--memory_fraction", type=float, default=0.8,
                        help="share of the memory above which micro-batches become smaller; a step "
