@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A model and rows so small that a whole run takes a second.
 TINY_RUN = ("--dim", 32, "--n_layers", 2, "--n_heads", 4, "--max_seq_len", 48,
             "--device", "cpu", "--dtype", "float32", "--num_workers", 0, "--warmup_steps", 0,
-            "--log_interval", 1)
+            "--log_interval", 1, "--optimizer", "adamw")
 WORDS = "the fox found a well and drank, then it slept under an old tree near 我们 的 小 河".split()
 
 

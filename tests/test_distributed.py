@@ -75,6 +75,9 @@ def runs(tmp_path_factory):
         launches[f"float16 {processes}"] = {
             "processes": processes, "hooks": ["overflow"],
             "flags": flags_of(folder, processes, dtype="float16", max_steps=6)}
+        launches[f"grow{processes}"] = {
+            "processes": processes, "flags": flags_of(folder, processes, optimizer="muon",
+                                                      n_layers=4, start_layers=1, max_steps=20)}
     for dtype in ("bfloat16", "float16"):
         launches[f"{dtype} full"] = {
             "processes": 2, "hooks": ["overflow"] * (dtype == "float16"),
@@ -121,6 +124,15 @@ def test_the_curve_is_that_of_one_process(runs, processes):
         [r["grad_norm"] for r in one.log], rel=1e-4)
     assert one.losses[-1] < one.losses[0] - 1, "it was to learn"
     torch.testing.assert_close(several.weights, one.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_growing_model_grows_alike(runs):
+    """P1 with Muon, and with blocks that have no gradient yet in the first steps."""
+    one, two = runs["grow1"], runs["grow2"]
+    assert two.codes == [0, 0], two.told
+    assert len(one.losses) == 20 and one.losses[-1] < one.losses[0] - 1
+    assert two.losses == pytest.approx(one.losses, rel=1e-4)
+    torch.testing.assert_close(two.weights, one.weights, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["ddp2", "ddp3", "tail3"])

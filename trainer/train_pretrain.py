@@ -38,7 +38,7 @@ from trainer.common.finite import FiniteCheck
 from trainer.common.logger import Logger, first_line
 from trainer.common.memory import MemoryGuard
 from trainer.common.optim import make_optimizer
-from trainer.common.schedule import learning_rate
+from trainer.common.schedule import depth, learning_rate
 from trainer.common.stop import Stop
 from trainer.common.validation import Validation
 
@@ -87,6 +87,7 @@ def main():
     engine = make_engine(model, optimizer, args, dist, dtype)
 
     # --- Wrap
+    model.depth = depth(max(checkpoint.start_step - 1, 0), total_steps, args)
     train_model = engine.wrap(torch.compile(model) if args.use_compile else model)
 
     # --- Resume
@@ -106,6 +107,7 @@ def main():
     stop.begin()
     for step, rows in loader:  # rows: this process's share of the step
         lr = learning_rate(step, total_steps, args)
+        model.depth = depth(step, total_steps, args)  # blocks in use
 
         # Gradient of (sum of cross entropy) / (number of targets), over the whole step
         tokens, text_bytes = dist.sum(rows.num_supervised, rows.text_bytes)

@@ -42,6 +42,9 @@ def add_model_flags(group, from_weight: str) -> None:
     group.add_argument("--n_layers", "--num_hidden_layers", type=int, default=8, help="blocks")
     group.add_argument("--n_heads", type=int, default=8, help="query heads")
     group.add_argument("--n_kv_heads", type=int, default=2, help="key/value heads")
+    group.add_argument("--start_layers", type=int, default=0, metavar="N",
+                       help="begin with N blocks; their number doubles, and the last tenth of the "
+                            "run uses all: more text in the same time, for short runs; 0 = all")
     group.add_argument("--dropout", type=float, default=0.0, help="probability, 0 = off")
     group.add_argument("--from_weight", default=from_weight, metavar="NAME|FILE|none",
                        help="weights to start from: a name is looked up in --out_dir")
@@ -156,12 +159,18 @@ def number_problems(args: argparse.Namespace) -> list[str]:
     at_least = {"max_seq_len": 2, "epochs": 1, "batch_size": 0, "accumulation_steps": 1,
                 "save_interval": 1, "log_interval": 1, "num_workers": 0, "max_steps": 0,
                 "warmup_steps": 0, "eval_interval": 0, "seed": 0, "weight_decay": 0, "grad_clip": 0,
-                "max_minutes": 0, "memory_limit_gb": 0}
+                "max_minutes": 0, "memory_limit_gb": 0, "start_layers": 0}
     problems = [
         f"--{name} {getattr(args, name)}: expected at least {least}"
         for name, least in at_least.items()
         if not getattr(args, name) >= least
     ]
+    if args.start_layers > args.n_layers:
+        problems.append(f"--start_layers {args.start_layers}: expected at most --n_layers "
+                        f"{args.n_layers}")
+    if args.start_layers and args.from_weight != "none":
+        problems.append("--start_layers with --from_weight: expected none; trained blocks are all "
+                        "of use from the first step on")
     if args.seed >= 2**63:
         problems.append(f"--seed {args.seed}: expected below 2^63")
     if not 0 < args.learning_rate < float("inf"):
@@ -176,6 +185,9 @@ def number_problems(args: argparse.Namespace) -> list[str]:
 def engine_problems(args: argparse.Namespace) -> list[str]:
     """One message for each thing that --deepspeed or --shard cannot have."""
     problems = []
+    if args.start_layers and (args.deepspeed or args.shard == "full"):
+        problems.append("--start_layers with --deepspeed or --shard full: expected 0; those engines "
+                        "want a gradient for every matrix")
     if args.shard == "full" and args.use_compile:
         problems.append("--use_compile 1 with --shard full: expected 0")
     if args.batch_size == 0 and args.use_compile:

@@ -40,7 +40,9 @@ class Engine:
         """The model as the loop calls it: with DDP, its gradients become means over processes."""
         self.train_model = model
         if self.dist.world_size > 1:
-            self.train_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+            grows = self.model.depth < self.model.config.n_layers  # some get no gradient yet
+            self.train_model = DistributedDataParallel(model, gradient_as_bucket_view=True,
+                                                       find_unused_parameters=grows)
         return self.train_model
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
@@ -74,7 +76,7 @@ class Engine:
         grad_clip 0 leaves the gradient as it is. nats is the step's loss, on the device.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         scale = self.scaler.scale(torch.ones_like(nats))  # 1 if the scaler is disabled
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(grad_clip or torch.inf)

@@ -105,7 +105,8 @@ class MemoryGuard:
     def measure(self, model: MiniMindLM, dtype: torch.dtype) -> tuple[bool, float]:
         """Whether a micro-batch of now `rows` full rows runs out, and the peak of a step with it.
         """
-        before = random_states(self.dist.device)
+        before, depth = random_states(self.dist.device), model.depth
+        model.depth = model.config.n_layers  # what a growing model will come to
         shape = (self.rows, self.args.max_seq_len)
         self.gauge.start()
         try:
@@ -121,6 +122,7 @@ class MemoryGuard:
         # A step has gradients of earlier micro-batches, and its update may make the moments.
         peak = self.gauge.peak() + 4 * self.engine.num_parameters + self.engine.bytes_to_come()
         self.engine.drop_gradients()
+        model.depth = depth
         set_random_states(before, self.dist.device)
         return ran_out, float(peak)
 

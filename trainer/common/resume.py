@@ -13,7 +13,7 @@ from trainer.common.state_file import StateError
 
 # What the run is. Its data files are compared by content, see `compare_data`.
 MUST_MATCH = ("dim", "n_layers", "n_heads", "n_kv_heads", "dropout", "max_seq_len", "long_docs",
-              "bad_lines", "seed", "dtype", "optimizer")
+              "bad_lines", "seed", "dtype", "optimizer", "start_layers")
 # How this launch finds its way; no part of the run.
 NOT_COMPARED = ("from_resume", "from_weight", "local_rank", "data_path", "val_data_path", "out_dir",
                 "save_weight", "cache_dir", "config", "show_sample", "max_minutes",
@@ -36,8 +36,8 @@ def compare_arguments(args: argparse.Namespace, saved: dict, source: Path) -> No
 
     `auto` means what the run has.
     """
-    saved = {"optimizer": "adamw", **saved}  # the only one that older states know
-    for name in ("dtype", "optimizer"):
+    saved = {"optimizer": "adamw", "start_layers": 0, **saved}  # what older states had
+    for name in ("dtype", "optimizer", "start_layers"):
         if getattr(args, name) == "auto":
             setattr(args, name, saved[name])
     if args.optimizer == "muon" and splits_matrices(args):

@@ -26,13 +26,13 @@ def learning_rate(step: int, total_steps: int, args: Namespace) -> float:
 
 
 def depth(step: int, total_steps: int, args: Namespace) -> int:
-    """Blocks in use at a step: from --start_layers on they double, and the last tenth uses all.
+    """Blocks in use at a step: from --start_layers on they double; the last tenth uses all.
 
     A shallow model learns as much from its first tokens as a deep one, at a fraction of the cost
     (progressive stacking, Gong et al. 2019; here new blocks begin near the identity).
     """
     stages = [args.n_layers]
-    while stages[0] > args.start_layers:
+    while stages[0] > (args.start_layers or args.n_layers):
         stages.insert(0, max(-(-stages[0] // 2), args.start_layers))
     shallow = len(stages) - 1
     stage = int(step / (0.9 * total_steps) * shallow)  # stages but the last are equally long

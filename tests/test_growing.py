@@ -1,0 +1,117 @@
+"""--start_layers: a model that begins with fewer blocks; and --optimizer muon, in whole runs."""
+
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+import torch
+from resume_checks import AGAIN, FLAGS, Runs, assert_same, data_flags
+
+from model.LMConfig import LMConfig
+from model.transformer import MiniMindLM
+from trainer.common.schedule import depth
+
+MUON = (*FLAGS, "--optimizer", "muon", "--n_layers", 4, "--start_layers", 1)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch, signals):
+    return Runs(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """The flags of a small training and validation file."""
+    return data_flags(tmp_path)
+
+
+@pytest.mark.parametrize("n_layers, start, expected", [
+    (8, 1, [1, 1, 1, 2, 2, 2, 4, 4, 4, 8]), (8, 4, [4] * 9 + [8]), (3, 1, [1] * 5 + [2] * 4 + [3]),
+    (6, 3, [3] * 9 + [6]), (8, 0, [8] * 10), (8, 8, [8] * 10), (1, 1, [1] * 10),
+])
+def test_blocks_in_use(n_layers, start, expected):
+    """The number doubles in equal parts of nine tenths of the run; the last tenth has all."""
+    args = Namespace(n_layers=n_layers, start_layers=start)
+    assert [depth(step, 10, args) for step in range(10)] == expected
+    assert depth(0, 1, args) in (start, n_layers)
+
+
+def test_a_shallow_model_is_one_with_fewer_blocks():
+    """Blocks beyond the depth take no part, in the loss and in the gradient."""
+    torch.manual_seed(0)
+    config = LMConfig(dim=32, n_layers=4, n_heads=4, n_kv_heads=2, vocab_size=50)
+    deep, shallow = MiniMindLM(config), MiniMindLM(replace(config, n_layers=2))
+    deep.depth = 2
+    shallow.load_state_dict(deep.state_dict(), strict=False)
+    ids = torch.randint(50, (2, 9))
+    for model in (deep, shallow):
+        model(ids, targets=ids.roll(-1, 1)).backward()
+    for name, parameter in shallow.named_parameters():
+        assert parameter.grad.equal(deep.get_parameter(name).grad)
+    for name, parameter in deep.named_parameters():
+        assert (parameter.grad is None) == name.startswith(("model.layers.2", "model.layers.3"))
+
+
+def test_new_blocks_hardly_change_what_is_there():
+    """A trained stream is changed by some percent when blocks come in (a reason for the flag)."""
+    torch.manual_seed(0)
+    model = MiniMindLM(LMConfig(dim=64, n_layers=8, n_heads=4, n_kv_heads=2, vocab_size=50))
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.3)  # as training makes it
+    ids = torch.randint(50, (2, 30))
+    with torch.no_grad():
+        deep = model(ids)
+        model.depth = 1
+        shallow = model(ids)
+    assert 0 < (deep - shallow).std() < 0.1 * shallow.std()
+
+
+@pytest.mark.parametrize("instant, step", [
+    ("in a micro-batch", 3), ("before a step", 4), ("after the update", 5), ("before a step", 13)])
+def test_killed_and_resumed_while_it_grows(runs, data, instant, step):
+    """P4 with Muon's momentum, whichever blocks have begun: 1, 2 and 4 of 14 steps."""
+    flags = (*data, *MUON)
+    assert runs.start(*flags, name="whole") == 0
+    moments = runs.state("whole")["engine"]["optimizer"]
+    assert set(moments["model.layers.3.mlp.up_proj.weight"]) == {"momentum"}
+    assert "exp_avg_sq" in moments["model.embed_tokens.weight"]
+    runs.killed(instant, step, *flags)
+    assert runs.start(*flags, *AGAIN) == 0
+    assert_same(runs.result(), runs.result("whole"))
+
+
+@pytest.mark.parametrize("flag, value, was", [("optimizer", "adamw", "muon"),
+                                              ("start_layers", 2, "1")])
+def test_another_recipe_is_another_run(runs, data, capsys, flag, value, was):
+    assert runs.start(*data, *MUON, "--max_steps", 2) == 0
+    assert runs.start(*data, *MUON, "--max_steps", 2, f"--{flag}", value, *AGAIN) == 2
+    assert f"--{flag} {value}: was {was}" in capsys.readouterr().err
+
+
+def test_auto_goes_on_with_the_optimizer_of_the_run(runs, data, capsys):
+    """--optimizer auto is muon in a new run, and whatever the run has in a resumed one."""
+    flags = (*data, *FLAGS, "--max_steps", 2)
+    assert runs.start(*flags, "--optimizer", "auto") == 0
+    assert runs.state()["arguments"]["optimizer"] == "muon"
+    assert runs.start(*flags, "--optimizer", "adamw") == 0
+    assert runs.start(*flags, "--optimizer", "auto", "--max_steps", 3, *AGAIN) == 0
+    assert runs.state()["arguments"]["optimizer"] == "adamw"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("flags, told", [
+    (("--optimizer", "muon", "--shard", "full"), "--optimizer muon with --deepspeed or --shard"),
+    (("--start_layers", 1, "--shard", "full"), "--start_layers with --deepspeed or --shard full"),
+    (("--start_layers", 3), "--start_layers 3: expected at most --n_layers 2"),
+    (("--start_layers", -1), "--start_layers -1: expected at least 0"),
+    (("--start_layers", 1, "--from_weight", "pretrain"), "--start_layers with --from_weight"),
+])
+def test_what_does_not_go_together(runs, data, capsys, flags, told):
+    assert runs.start(*data, *flags) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_with_muon_does_not_go_on_in_parts(runs, data, capsys):
+    """Found in the state, not in the flags: refused with what to do."""
+    assert runs.start(*data, *FLAGS, "--optimizer", "muon", "--max_steps", 2) == 0
+    assert runs.start(*data, *FLAGS, "--optimizer", "auto", "--shard", "full", *AGAIN) == 2
+    assert "needs whole matrices" in capsys.readouterr().err
