@@ -70,7 +70,7 @@ def assert_close(runs, others, name):
         assert row == pytest.approx(other, rel=1e-5)
     weights, expected = (state["engine"]["model"] for state in (runs.state(), others.state(name)))
     for key in expected:
-        torch.testing.assert_close(weights[key], expected[key], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weights[key], expected[key], rtol=1e-5, atol=1e-5)
 
 
 def same_but_last_change(result):

@@ -186,8 +186,8 @@ def engine_problems(args: argparse.Namespace) -> list[str]:
     """One message for each thing that --deepspeed or --shard cannot have."""
     problems = []
     if args.start_layers and (args.deepspeed or args.shard == "full"):
-        problems.append("--start_layers with --deepspeed or --shard full: expected 0; those engines "
-                        "want a gradient for every matrix")
+        problems.append("--start_layers with --deepspeed or --shard full: expected 0; those "
+                        "engines want a gradient for every matrix")
     if args.shard == "full" and args.use_compile:
         problems.append("--use_compile 1 with --shard full: expected 0")
     if args.batch_size == 0 and args.use_compile:
