@@ -61,7 +61,7 @@ def stage_arguments(flags: list[str], length: int, folder: Path) -> argparse.Nam
     """The stage script's flags at one length; what it would write goes to the folder."""
     parser = stage_parser(
         "The flags of train_pretrain.py", data_path="dataset/sample_pretrain.jsonl",
-        save_weight="pretrain", from_weight="none", max_seq_len=512, learning_rate=5e-4)
+        save_weight="pretrain", from_weight="none", max_seq_len=512)
     parser.add_argument("--long_docs", choices=("split", "drop"), default="split")
     args = parse_stage_arguments(parser, [*flags, "--max_seq_len", str(length), "--cache_dir",
                                           f"{folder}/cache", "--out_dir", f"{folder}/out"])

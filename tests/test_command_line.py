@@ -223,7 +223,7 @@ def test_defaults_are_anchored_at_the_root(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     parser = stage_parser("", data_path="dataset/x.jsonl", save_weight="w", from_weight="none",
-                          max_seq_len=64, learning_rate=1e-3)
+                          max_seq_len=64)
     args = parse_stage_arguments(parser, ["--data_path", "text.jsonl"])
     assert args.data_path == tmp_path / "text.jsonl"
     assert (args.out_dir, args.cache_dir) == (ROOT / "out", ROOT / "dataset" / ".cache")

@@ -26,14 +26,16 @@ def data(tmp_path):
 
 
 @pytest.mark.parametrize("n_layers, start, expected", [
-    (8, 1, [1, 1, 1, 2, 2, 2, 4, 4, 4, 8]), (8, 4, [4] * 9 + [8]), (3, 1, [1] * 5 + [2] * 4 + [3]),
-    (6, 3, [3] * 9 + [6]), (8, 0, [8] * 10), (8, 8, [8] * 10), (1, 1, [1] * 10),
+    (8, 1, [1] * 5 + [2] * 3 + [4] * 2), (8, 4, [4] * 7 + [8] * 3), (8, 0, [8] * 10),
+    (3, 1, [1] * 5 + [2] * 3 + [3] * 2), (6, 3, [3] * 7 + [6] * 3), (8, 8, [8] * 10),
 ])
 def test_blocks_in_use(n_layers, start, expected):
-    """The number doubles in equal parts of nine tenths of the run; the last tenth has all."""
+    """The number doubles; each has the same compute, which is steps x (blocks + 1)."""
     args = Namespace(n_layers=n_layers, start_layers=start)
     assert [depth(step, 10, args) for step in range(10)] == expected
-    assert depth(0, 1, args) in (start, n_layers)
+    steps = [depth(step, 10_000, args) for step in range(10_000)]
+    compute = [steps.count(blocks) * (blocks + 1) for blocks in set(steps)]
+    assert max(compute) < 1.01 * min(compute) and steps[-1] == n_layers
 
 
 def test_a_shallow_model_is_one_with_fewer_blocks():

@@ -8,7 +8,7 @@ import torch
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
 from trainer.common.muon import Muon, orthogonalise
-from trainer.common.optim import make_adamw, make_optimizer
+from trainer.common.optim import EMBEDDING_SCALE, LEARNING_RATES, make_adamw, make_optimizer
 
 LR, DECAY, MOMENTUM = 0.01, 0.1, 0.95
 
@@ -38,9 +38,11 @@ def tiny_model() -> MiniMindLM:
 
 
 def tiny_optimizer(model: MiniMindLM) -> Muon:
-    args = Namespace(optimizer="auto", deepspeed=None, shard="none", weight_decay=DECAY)
+    args = Namespace(optimizer="auto", deepspeed=None, shard="none", weight_decay=DECAY,
+                     learning_rate=None)
     optimizer = make_optimizer(model, args, torch.float32)
-    assert args.optimizer == "muon"
+    assert args.optimizer == "muon" and args.learning_rate == LEARNING_RATES["muon"]
+    assert {group.get("lr_scale") for group in optimizer.param_groups[1:]} == {EMBEDDING_SCALE}
     for group in optimizer.param_groups:
         group["lr"] = LR
     return optimizer

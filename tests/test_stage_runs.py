@@ -18,7 +18,8 @@ DEFAULTS = {
     "dim": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 2, "dropout": 0, "max_seq_len": 512,
     "val_data_path": None, "num_workers": 2, "bad_lines": "stop", "epochs": 1, "max_steps": 0,
     "batch_size": 8, "accumulation_steps": 4, "min_lr_ratio": 0.1, "warmup_steps": 100,
-    "weight_decay": 0.1, "grad_clip": 1.0, "seed": 42, "from_resume": 0, "save_interval": 100,
+    "weight_decay": 0.1, "learning_rate": None, "start_layers": 0,
+    "grad_clip": 1.0, "seed": 42, "from_resume": 0, "save_interval": 100,
     "log_interval": 10, "eval_interval": 500, "device": "auto", "dtype": "auto", "use_compile": 0,
     "use_wandb": False, "tracker": "swanlab", "out_dir": "out",
 }
@@ -113,9 +114,9 @@ def test_a_compiled_run_saves_plain_names(train, write_jsonl, monkeypatch):
 def test_the_learning_rate_follows_its_flags(train, write_jsonl):
     """A14: warm-up is used, and the cosine ends at --max_steps, at --min_lr_ratio of the peak."""
     log, _ = train(train_pretrain, "--data_path", write_jsonl("data.jsonl", texts(60)), *SMALL,
-                   "--max_steps", 8, "--warmup_iters", 3, "--learning_rate", 1e-3,
+                   "--max_steps", 32, "--warmup_iters", 3, "--learning_rate", 1e-3, "--epochs", 9,
                    "--min_lr_ratio", 0.2)
-    expected = [warmup_cosine(step, 8, 3, 1e-3, 0.2) for step in range(8)]
+    expected = [warmup_cosine(step, 32, 3, 1e-3, 0.2) for step in range(32)]
     assert [row["lr"] for row in log] == pytest.approx(expected)
     assert log[0]["lr"] == pytest.approx(1e-3 / 3) and log[-1]["lr"] == pytest.approx(2e-4)
 
@@ -133,10 +134,10 @@ def test_training_on_a_cpu_unasked_is_said(train, write_jsonl, monkeypatch, caps
 
 
 @pytest.mark.parametrize(("script", "own"), [
-    (train_pretrain, {"data_path": "dataset/pretrain_hq.jsonl", "learning_rate": 5e-4,
-                      "save_weight": "pretrain", "from_weight": "none", "long_docs": "split"}),
+    (train_pretrain, {"data_path": "dataset/pretrain_hq.jsonl", "save_weight": "pretrain",
+                      "optimizer": "auto", "from_weight": "none", "long_docs": "split"}),
     (train_full_sft, {"data_path": "dataset/sft_mini_512.jsonl", "save_weight": "full_sft",
-                      "from_weight": "pretrain"}),
+                      "from_weight": "pretrain", "optimizer": "adamw"}),
 ])
 def test_documented_defaults(script, own, monkeypatch):
     """Flags have the defaults that the README's one-liners rely on."""

@@ -49,11 +49,12 @@ from trainer.common.validation import Validation
 def parse_arguments():
     parser = stage_parser(
         "Fine-tune on conversations.", data_path="dataset/sft_mini_512.jsonl",
-        save_weight="full_sft", from_weight="pretrain", max_seq_len=512, learning_rate=5e-4,
+        save_weight="full_sft", from_weight="pretrain", max_seq_len=512,
     )
     parser.add_argument("--show_sample", type=int, nargs="?", const=3, default=0, metavar="N",
                         help="print N examples (3) token by token, what is learned, and end")
-    parser.set_defaults(long_docs="drop")  # SFT.cut leaves none that is longer than a row
+    parser.set_defaults(long_docs="drop",  # SFT.cut leaves none that is longer than a row
+                        optimizer="adamw")  # Muon has not been measured here
     return parse_stage_arguments(parser)
 
 

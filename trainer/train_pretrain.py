@@ -46,7 +46,7 @@ from trainer.common.validation import Validation
 def parse_arguments():
     parser = stage_parser(
         "Pretrain on plain text.", data_path="dataset/pretrain_hq.jsonl",
-        save_weight="pretrain", from_weight="none", max_seq_len=512, learning_rate=5e-4,
+        save_weight="pretrain", from_weight="none", max_seq_len=512,
     )
     parser.add_argument("--long_docs", choices=("split", "drop"), default="split",
                         help="documents longer than a row: cut into pieces, or leave out")

@@ -11,7 +11,7 @@ import os
 from model.device import DTYPES
 from model.files import ROOT, find_path
 from model.LMConfig import LMConfig
-from trainer.common.optim import splits_matrices
+from trainer.common.optim import LEARNING_RATES, splits_matrices
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def stage_parser(description: str, *, data_path: str, save_weight: str, from_weight: str,
-                 max_seq_len: int, learning_rate: float) -> argparse.ArgumentParser:
+                 max_seq_len: int) -> argparse.ArgumentParser:
     """The flags that all stages share; the keyword arguments are this stage's defaults."""
     parser = Parser(
         description=description, allow_abbrev=False,
@@ -32,7 +32,7 @@ def stage_parser(description: str, *, data_path: str, save_weight: str, from_wei
     )
     add_model_flags(parser.add_argument_group("model"), from_weight)
     add_data_flags(parser.add_argument_group("data"), data_path, max_seq_len)
-    add_optimization_flags(parser.add_argument_group("optimization"), learning_rate)
+    add_optimization_flags(parser.add_argument_group("optimization"))
     add_run_flags(parser.add_argument_group("run"), save_weight)
     return parser
 
@@ -43,8 +43,8 @@ def add_model_flags(group, from_weight: str) -> None:
     group.add_argument("--n_heads", type=int, default=8, help="query heads")
     group.add_argument("--n_kv_heads", type=int, default=2, help="key/value heads")
     group.add_argument("--start_layers", type=int, default=0, metavar="N",
-                       help="begin with N blocks; their number doubles, and the last tenth of the "
-                            "run uses all: more text in the same time, for short runs; 0 = all")
+                       help="begin with N blocks; their number doubles until all are in use: more "
+                            "text in the same time, for short runs; 0 = all from the beginning")
     group.add_argument("--dropout", type=float, default=0.0, help="probability, 0 = off")
     group.add_argument("--from_weight", default=from_weight, metavar="NAME|FILE|none",
                        help="weights to start from: a name is looked up in --out_dir")
@@ -64,7 +64,7 @@ def add_data_flags(group, data_path: str, max_seq_len: int) -> None:
                        help="faulty lines: list them and stop, or count and leave them out")
 
 
-def add_optimization_flags(group, learning_rate: float) -> None:
+def add_optimization_flags(group) -> None:
     group.add_argument("--epochs", type=int, default=1, help="passes over the data")
     group.add_argument("--max_steps", type=int, default=0,
                        help="end after so many optimizer steps, where the learning rate's cosine "
@@ -79,11 +79,13 @@ def add_optimization_flags(group, learning_rate: float) -> None:
                        help="muon = orthogonalised momentum for the hidden matrices, AdamW for the "
                             "rest, learns more from each token; auto = muon, but adamw with "
                             "--deepspeed or --shard full, which split matrices")
-    group.add_argument("--learning_rate", type=float, default=learning_rate, help="its peak")
+    group.add_argument("--learning_rate", type=float, default=None,
+                       help="its peak; without it what suits the --optimizer: " + ", ".join(
+                           f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items()))
     group.add_argument("--min_lr_ratio", type=float, default=0.1,
                        help="final learning rate as a fraction of the peak")
     group.add_argument("--warmup_steps", "--warmup_iters", type=int, default=100,
-                       help="optimizer steps of linear warm-up (at most half of the run)")
+                       help="optimizer steps of linear warm-up (at most a tenth of the run)")
     group.add_argument("--weight_decay", type=float, default=0.1, help="on matrices only, 0 = off")
     group.add_argument("--grad_clip", "--max_grad_norm", type=float, default=1.0,
                        help="largest gradient norm, 0 = off")
@@ -173,7 +175,7 @@ def number_problems(args: argparse.Namespace) -> list[str]:
                         "of use from the first step on")
     if args.seed >= 2**63:
         problems.append(f"--seed {args.seed}: expected below 2^63")
-    if not 0 < args.learning_rate < float("inf"):
+    if args.learning_rate is not None and not 0 < args.learning_rate < float("inf"):
         problems.append(f"--learning_rate {args.learning_rate}: expected above 0 and finite")
     if not 0 < args.memory_fraction <= 1:
         problems.append(f"--memory_fraction {args.memory_fraction}: expected above 0, at most 1")

@@ -52,8 +52,8 @@ def first_line(engine: Engine, args: argparse.Namespace, global_batch: int, tota
     line = (f"{engine.num_parameters:,} parameters | up to {global_batch * args.max_seq_len:,} "
             f"tokens per step | {total_steps:,} steps | world_size {dist.world_size} | "
             f"{describe(dist.device)} | {engine.dtype} | seed {args.seed}")
-    if args.warmup_steps > total_steps // 2:
-        line += f"\nwarm-up: {total_steps // 2} steps, half of the run (--warmup_steps " \
+    if args.warmup_steps > total_steps // 10:
+        line += f"\nwarm-up: {total_steps // 10} steps, a tenth of the run (--warmup_steps " \
                 f"{args.warmup_steps})"
     if dist.device.type == "cpu" and args.device == "auto":
         line += ("\nno GPU found: training on the CPU, tens of times slower; if this machine has "

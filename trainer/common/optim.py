@@ -7,6 +7,9 @@ from torch import nn
 
 from trainer.common.muon import Muon
 
+LEARNING_RATES = {"muon": 4e-3, "adamw": 5e-4}
+EMBEDDING_SCALE = 4.0  # beside Muon, embedding and norms learn with so many times its rate
+
 
 def splits_matrices(args: Namespace) -> bool:
     """True if the engine may keep parts of matrices, which Muon can do nothing with."""
@@ -17,14 +20,19 @@ def make_optimizer(model: nn.Module, args: Namespace, dtype: torch.dtype
                    ) -> torch.optim.Optimizer:
     """AdamW on all parameters, or Muon on the hidden matrices and AdamW on the rest.
 
-    dtype: of matrix products. Settles what `--optimizer auto` is, unless a resumed run has done so.
+    dtype: of matrix products. Settles what `--optimizer auto` is, and the learning rate where none
+    was given, unless a resumed run has done so.
     """
     if args.optimizer == "auto":
         args.optimizer = "adamw" if splits_matrices(args) else "muon"
+    if args.learning_rate is None:
+        args.learning_rate = LEARNING_RATES[args.optimizer]
     if args.optimizer == "adamw":
         return make_adamw(model, args.weight_decay)
     hidden = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
     adamw = make_adamw(model, args.weight_decay, without=hidden)
+    for group in adamw.param_groups:
+        group["lr_scale"] = EMBEDDING_SCALE
     return Muon(hidden, adamw, args.weight_decay, dtype)
 
 

@@ -34,12 +34,14 @@ def comparable(args: argparse.Namespace) -> dict:
 def compare_arguments(args: argparse.Namespace, saved: dict, source: Path) -> None:
     """Prints what changed, and raises StateError with both values for what must not change.
 
-    `auto` means what the run has.
+    `auto`, and no --learning_rate, mean what the run has.
     """
     saved = {"optimizer": "adamw", "start_layers": 0, **saved}  # what older states had
     for name in ("dtype", "optimizer", "start_layers"):
         if getattr(args, name) == "auto":
             setattr(args, name, saved[name])
+    if args.learning_rate is None:
+        args.learning_rate = saved["learning_rate"]
     if args.optimizer == "muon" and splits_matrices(args):
         raise StateError(f"{source} is of a run with --optimizer muon, which needs whole matrices: "
                          "go on without --deepspeed and --shard full. A run that shall move "

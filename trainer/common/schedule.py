@@ -8,10 +8,10 @@ def warmup_cosine(step: int, total_steps: int, warmup_steps: int, peak: float, m
                   ) -> float:
     """Learning rate of step 0, 1, ..., total_steps - 1.
 
-    It rises linearly to the peak over warmup_steps (at most half of the run), then follows half a
-    cosine down to min_ratio * peak at the last step (arXiv:1608.03983, without restarts).
+    It rises linearly to the peak over warmup_steps (at most a tenth of the run), then follows half
+    a cosine down to min_ratio * peak at the last step (arXiv:1608.03983, without restarts).
     """
-    warmup_steps = min(warmup_steps, total_steps // 2)
+    warmup_steps = min(warmup_steps, total_steps // 10)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
@@ -26,17 +26,22 @@ def learning_rate(step: int, total_steps: int, args: Namespace) -> float:
 
 
 def depth(step: int, total_steps: int, args: Namespace) -> int:
-    """Blocks in use at a step: from --start_layers on they double; the last tenth uses all.
+    """Blocks in use at a step: first --start_layers, then twice as many, and so on to all of them.
 
     A shallow model learns as much from its first tokens as a deep one, at a fraction of the cost
-    (progressive stacking, Gong et al. 2019; here new blocks begin near the identity).
+    (progressive stacking, Gong et al. 2019; here new blocks begin near the identity). Each number
+    gets the same share of the run's compute, with the output layer counted as one block more.
     """
     stages = [args.n_layers]
     while stages[0] > (args.start_layers or args.n_layers):
         stages.insert(0, max(-(-stages[0] // 2), args.start_layers))
-    shallow = len(stages) - 1
-    stage = int(step / (0.9 * total_steps) * shallow)  # stages but the last are equally long
-    return stages[min(stage, shallow)]
+    steps = [1 / (blocks + 1) for blocks in stages]  # of one compute each
+    progress = step / total_steps * sum(steps)
+    for blocks, share in zip(stages, steps):
+        if progress < share:
+            return blocks
+        progress -= share
+    return args.n_layers
 
 
 def is_due(step: int, interval: int, total_steps: int) -> bool:
