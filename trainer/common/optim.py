@@ -7,7 +7,7 @@ from torch import nn
 
 from trainer.common.muon import Muon
 
-LEARNING_RATES = {"muon": 4e-3, "adamw": 5e-4}
+LEARNING_RATES = {"muon": 3e-3, "adamw": 5e-4}
 EMBEDDING_SCALE = 4.0  # beside Muon, embedding and norms learn with so many times its rate
 
 
