@@ -6,7 +6,7 @@ keeps of one block until its backward pass. In float32 every number takes 4 byte
     residual stream after each half                         2 C
     each RMSNorm: x / rms(x), and that times the gain       2 x 2 C
     attention: q, k and v repeated for each query head, y   4 C   and H log-sums
-    the attention mask, as numbers to be added              T
+    the attention mask, as numbers to be added              T   (on a CPU without: no mask)
     feed-forward: gate, silu(gate), up, their product       4 F
 
 Under autocast (16 bits) the stream and x / rms(x) stay float32; what goes into matrix products is

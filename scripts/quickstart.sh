@@ -48,7 +48,7 @@ train() {
 
 # Small steps: on so little text the number of updates counts more than their precision.
 common=(--max_seq_len 256 --batch_size 4 --accumulation_steps 1 --warmup_steps 20
-    --learning_rate 1e-3 --min_lr_ratio 0 --save_interval 100)
+    --optimizer adamw --learning_rate 1e-3 --min_lr_ratio 0 --save_interval 100)
 train pretrain --data_path dataset/sample_pretrain.jsonl --epochs 2 "${common[@]}" "$@"
 train full_sft --data_path dataset/sample_sft.jsonl --epochs 4 "${common[@]}" "$@"
 
