@@ -7,7 +7,8 @@ A position sees itself and what came before it in its own document. Documents li
 `Masked` compares the doc_ids of every pair of positions in a row: it works everywhere, with a cache
 and under torch.compile, and spends most of its time on pairs that may not look at each other.
 `EndToEnd` leaves out the padding, lays the documents end to end and gives each a causal attention
-of its own, which needs no mask. Same numbers to rounding.
+of its own, which needs no mask. Same numbers to rounding, as long as a document is one unbroken run
+of positions.
 
 Letters as in `transformer.py`; N positions of all rows that belong to a document.
 """
@@ -52,7 +53,8 @@ class Masked:
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D)."""
         if q.shape[2] == 1:  # a new token: heads that share k and v become rows of one product
             return F.scaled_dot_product_attention(
-                q.view(len(q), k.shape[1], -1, q.shape[3]), k, v, attn_mask=self.mask).view(q.shape)
+                q.reshape(len(q), k.shape[1], -1, q.shape[3]), k, v, attn_mask=self.mask
+            ).reshape(q.shape)
         # Written out rather than enable_gqa=True, which not every fused kernel accepts.
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, S, D)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, D)

@@ -191,6 +191,7 @@ class MiniMindLM(nn.Module):
             position_ids = torch.arange(seen, seen + T, device=input_ids.device).expand(B, T)
         if kv_cache is not None and doc_ids is None:
             doc_ids = torch.zeros_like(input_ids)
+        # Rows as they are, or their documents end to end: from here on B is 1 then, and T is N.
         attend = way_to_attend(doc_ids, kv_cache)
         input_ids, position_ids = attend.pick(input_ids), attend.pick(position_ids)
 

@@ -65,9 +65,10 @@ def stage_arguments(flags: list[str], length: int, folder: Path) -> argparse.Nam
     parser.add_argument("--long_docs", choices=("split", "drop"), default="split")
     args = parse_stage_arguments(parser, [*flags, "--max_seq_len", str(length), "--cache_dir",
                                           f"{folder}/cache", "--out_dir", f"{folder}/out"])
-    if args.batch_size == 0 or args.deepspeed is not None:
-        parser.error("--batch_size 0 or --deepspeed: expected a number, and none; the same rows "
-                     "go through the ceiling and the classic recipe, in one process")
+    if args.batch_size == 0 or args.deepspeed is not None or args.start_layers:
+        parser.error("--batch_size 0, --deepspeed or --start_layers: expected a number, and none; "
+                     "the same rows go through the same model in the ceiling and the classic "
+                     "recipe, in one process")
     return args
 
 

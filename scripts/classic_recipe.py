@@ -100,7 +100,7 @@ class ClassicRecipe:
         torch.manual_seed(seed)
         self.device, self.dtype, self.wait_seconds = device, dtype, 0.0
         self.model = MiniMindLM(config).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK_LR)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK_LR, fused=True)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         self.loader = DataLoader(
             PaddedTexts(texts, tokenizer, max_seq_len), BATCH_SIZE, shuffle=True,

@@ -92,3 +92,29 @@ def test_short_documents_share_a_call():
     way = EndToEnd(packed([60, 60, 60, 200])["doc_ids"])
     assert way.lengths == [120, 60, 200]
     assert [mask is None for mask in way.masks] == [False, True, True]
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_new_token_attends_like_any_other(strided, monkeypatch):
+    """The shortcut for one query equals the last query of many; kernels may lay their result out
+    as they like (those of CUDA do).
+    """
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    doc_ids = torch.tensor([[0] * 7, [PAD_DOC_ID] * 3 + [0] * 4])
+    mask = attention_mask(doc_ids, doc_ids)
+    whole = Masked(mask)(q, k, v, 0.0)
+    if strided:
+        plain = attention.F.scaled_dot_product_attention
+        monkeypatch.setattr(attention.F, "scaled_dot_product_attention", lambda *args, **options:
+                            plain(*args, **options).transpose(1, 2).contiguous().transpose(1, 2))
+    alone = Masked(mask[:, :, -1:])(q[:, :, -1:], k, v, 0.0)
+    torch.testing.assert_close(alone, whole[:, :, -1:], rtol=0, atol=1e-6)
+
+
+def test_under_autocast_both_ways_agree(monkeypatch):
+    """bfloat16: to its rounding."""
+    batch = packed([5, 3], [9])
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (outcome(batch, monkeypatch, way) for way in (EndToEnd, masked))
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-2, atol=0)

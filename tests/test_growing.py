@@ -9,6 +9,7 @@ from resume_checks import AGAIN, FLAGS, Runs, assert_same, data_flags
 
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
+from model.weights import read_config, read_state
 from trainer.common.schedule import depth
 
 MUON = (*FLAGS, "--optimizer", "muon", "--n_layers", 4, "--start_layers", 1)
@@ -26,11 +27,11 @@ def data(tmp_path):
 
 
 @pytest.mark.parametrize("n_layers, start, expected", [
-    (8, 1, [1] * 5 + [2] * 3 + [4] * 2), (8, 4, [4] * 7 + [8] * 3), (8, 0, [8] * 10),
+    (8, 1, [1] * 5 + [2] * 3 + [4, 8]), (8, 4, [4] * 7 + [8] * 3), (8, 0, [8] * 10),
     (3, 1, [1] * 5 + [2] * 3 + [3] * 2), (6, 3, [3] * 7 + [6] * 3), (8, 8, [8] * 10),
 ])
 def test_blocks_in_use(n_layers, start, expected):
-    """The number doubles; each has the same compute, which is steps x (blocks + 1)."""
+    """Each number has the same compute, which is steps x (blocks + 1); the last step has all."""
     args = Namespace(n_layers=n_layers, start_layers=start)
     assert [depth(step, 10, args) for step in range(10)] == expected
     steps = [depth(step, 10_000, args) for step in range(10_000)]
@@ -87,6 +88,32 @@ def test_another_recipe_is_another_run(runs, data, capsys, flag, value, was):
     assert runs.start(*data, *MUON, "--max_steps", 2) == 0
     assert runs.start(*data, *MUON, "--max_steps", 2, f"--{flag}", value, *AGAIN) == 2
     assert f"--{flag} {value}: was {was}" in capsys.readouterr().err
+
+
+def test_a_growing_run_keeps_its_length(runs, data, capsys):
+    """More steps would put it back to fewer blocks: refused, and nothing is touched."""
+    assert runs.start(*data, *MUON, "--max_steps", 3) == 0
+    before = {path: path.read_bytes() for path in runs.out.iterdir()}
+    assert runs.start(*data, *MUON, "--max_steps", 9, *AGAIN) == 2
+    assert "a run of 3 steps, now 9" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in runs.out.iterdir()} == before
+    assert runs.start(*data, *MUON, "--max_steps", 3, *AGAIN) == 0
+    told = capsys.readouterr().out
+    assert "the run is finished" in told and "More --epochs" not in told
+
+
+def test_weights_of_a_growing_run_are_what_has_been_trained(runs, data):
+    """Saved in the middle: a model of the blocks in use, whose validation is that of the file."""
+    flags = (*data, *MUON, "--save_interval", 2)
+    runs.killed("before a step", 5, *flags)  # 14 steps: 1 block until step 6
+    weights = read_state(runs.path(".pth"))
+    assert {name.split(".")[2] for name in weights if "layers" in name} == {"0"}
+    config, about = read_config(runs.path(".pth"), weights)
+    assert config.n_layers == 1 and about["step"] == 4
+    assert runs.start(*flags, *AGAIN) == 0
+    assert read_config(runs.path(".pth"), read_state(runs.path(".pth")))[0].n_layers == 4
+    rows = [row["depth"] for row in runs.rows() if "depth" in row]
+    assert rows[0] == 1 and rows[-1] == 4 and rows == sorted(rows)
 
 
 def test_auto_goes_on_with_the_optimizer_of_the_run(runs, data, capsys):

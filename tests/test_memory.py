@@ -65,7 +65,11 @@ def memory_lines(capsys):
 
 
 def assert_close(runs, others, name):
-    """Log and weights of two runs agree to rounding."""
+    """Log and weights of two runs agree to rounding.
+
+    1e-5 of a weight is a hundredth of AdamW's step: where a gradient is near its rounding, another
+    cut of the rows (and so of the documents' shared attention calls) moves it by so much.
+    """
     for row, other in zip(runs.curve(), others.curve(name), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
     weights, expected = (state["engine"]["model"] for state in (runs.state(), others.state(name)))

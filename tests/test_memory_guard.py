@@ -41,7 +41,7 @@ class FakeGauge:
 def make_guard(monkeypatch, gauge, dist=ALONE, engine=None, **flags):
     """A guard with what it printed in `guard.lines`."""
     monkeypatch.setattr(memory, "make_gauge", lambda *args: gauge)
-    engine = engine or SimpleNamespace(can_repeat=True, bytes_to_come=lambda: 0)
+    engine = engine or SimpleNamespace(can_repeat=True, grows=False, bytes_to_come=lambda: 0)
     lines = []
     guard = MemoryGuard(argparse.Namespace(**{**FLAGS, **flags}), dist, engine, 32, lines.append)
     guard.lines, gauge.guard = lines, guard

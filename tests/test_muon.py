@@ -7,9 +7,13 @@ import torch
 
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
+from trainer.common import muon
+from trainer.common.distributed import Dist
+from trainer.common.engine import Engine
 from trainer.common.muon import Muon, orthogonalise
 from trainer.common.optim import EMBEDDING_SCALE, LEARNING_RATES, make_adamw, make_optimizer
 
+ALONE = Dist(0, 0, 1, torch.device("cpu"))
 LR, DECAY, MOMENTUM = 0.01, 0.1, 0.95
 
 
@@ -18,7 +22,7 @@ def test_orthogonalise_is_the_polar_factor(shape):
     """U V^T of the decomposition: same singular vectors, and singular values near 1."""
     torch.manual_seed(0)
     stack = torch.randn(3, *shape, dtype=torch.float64)
-    for matrix, result in zip(stack, orthogonalise(stack)):
+    for matrix, result in zip(stack, orthogonalise(stack, stack.dtype)):
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
         inside = U.T @ result @ Vh.T  # diagonal, if the vectors are the same
         values = inside.diagonal()
@@ -28,7 +32,56 @@ def test_orthogonalise_is_the_polar_factor(shape):
 
 
 def test_of_nothing_comes_nothing():
-    assert (orthogonalise(torch.zeros(2, 4, 6)) == 0).all()
+    assert (orthogonalise(torch.zeros(2, 4, 6), torch.float32) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-12, 1e6])
+def test_the_size_of_a_gradient_does_not_matter(dtype, size):
+    """In 16 bits neither: float16 ends at 65,504 and at 6e-8."""
+    torch.manual_seed(0)
+    stack = torch.randn(2, 16, 24)
+    plain, scaled = orthogonalise(stack, dtype), orthogonalise(size * stack, dtype)
+    assert scaled.dtype == dtype and scaled.isfinite().all()
+    torch.testing.assert_close(scaled, plain, rtol=0, atol=0.02)
+    torch.testing.assert_close(plain.float(), orthogonalise(stack, torch.float32), rtol=0,
+                               atol=0.05)
+
+
+def test_weight_decay_acts_on_hidden_matrices():
+    """With no gradient a step is the decay alone, to the bit."""
+    model = tiny_model()
+    optimizer = tiny_optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = [parameter.detach().clone() for parameter in optimizer.hidden_group["params"]]
+    optimizer.step()
+    for parameter, was in zip(optimizer.hidden_group["params"], before):
+        torch.testing.assert_close(parameter.detach(), was * (1 - LR * DECAY), rtol=0, atol=0)
+
+
+def test_stacks_are_cut(monkeypatch):
+    """How many matrices are worked on together changes nothing beyond rounding."""
+    results = []
+    for numbers in (1, 2**22):
+        monkeypatch.setattr(muon, "STACK", numbers)
+        model = tiny_model()
+        optimizer = tiny_optimizer(model)
+        set_gradients(model, 0)
+        optimizer.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-6)
+
+
+def test_the_engine_gives_each_group_its_rate():
+    """The embedding and the norms learn faster than the schedule says, hidden matrices do not."""
+    model = tiny_model()
+    optimizer = tiny_optimizer(model)
+    engine = Engine(model, optimizer, ALONE, torch.float32)
+    set_gradients(model, 0)
+    engine.update(0.5, 1.0, torch.tensor(1.0))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5 * EMBEDDING_SCALE,
+                                                                 0.5 * EMBEDDING_SCALE]
 
 
 def tiny_model() -> MiniMindLM:

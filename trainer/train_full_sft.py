@@ -99,7 +99,7 @@ def main():
     engine = make_engine(model, optimizer, args, dist, dtype)
 
     # --- Wrap
-    model.depth = depth(max(checkpoint.start_step - 1, 0), total_steps, args)
+    model.depth = depth(max(checkpoint.start_step - 1, 0), total_steps, args)  # of the last step
     train_model = engine.wrap(torch.compile(model) if args.use_compile else model)
 
     # --- Resume

@@ -25,8 +25,8 @@ CLASSES = {"Attention": ATTENTION, "FeedForward": FEED_FORWARD, "RMSNorm": NORMS
 FUNCTIONS = {"way_to_attend": ATTENTION, "rotary_table": NORMS, "rotate": NORMS,
              "output_loss": LOSS}
 
-# The first that fits an operator's name. Batched products and softmax occur in attention alone;
-# linear layers are mm, and the loss takes log_softmax.
+# The first that fits an operator's name. Outside the optimizer, batched products and softmax occur
+# in attention alone; linear layers are mm, and the loss takes log_softmax.
 KERNELS = {
     "optimizer": r"adam|muon|foreach",
     "attention, both ways": r"scaled_dot_product|flash|efficient_attention|flex_attention|bmm|"
@@ -113,6 +113,13 @@ def kind_of(operator: str) -> str:
                 OTHER)
 
 
+def of_optimizer(event) -> bool:
+    """True for what an optimizer's step calls; torch names the step itself."""
+    while event is not None and not event.name.startswith("Optimizer.step"):
+        event = event.cpu_parent
+    return event is not None
+
+
 def profiled_step(run, device: torch.device) -> tuple[dict[str, float], int]:
     """One step of a run: shares of its time by kind of kernel, 0..1, and its peak in bytes.
 
@@ -133,10 +140,10 @@ def profiled_step(run, device: torch.device) -> tuple[dict[str, float], int]:
         wall = time.perf_counter() - begun
     rise = torch.cuda.max_memory_allocated(device) - before if on_cuda else tensor_peak(profiler)
     seconds = Counter(dict.fromkeys((*KERNELS, OTHER), 0.0))
-    for event in profiler.key_averages():
+    for event in profiler.events():
         if event.device_type == DeviceType.CPU:  # a kernel's time is its operator's, too
             own = event.self_device_time_total if on_cuda else event.self_cpu_time_total
-            seconds[kind_of(event.key)] += own / 1e6
+            seconds["optimizer" if of_optimizer(event) else kind_of(event.name)] += own / 1e6
     shares = {kind: taken / wall for kind, taken in seconds.items()}
     return {**shares, BETWEEN: max(1 - sum(shares.values()), 0.0)}, at_rest(run) + rise
 

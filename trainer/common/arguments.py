@@ -11,7 +11,7 @@ import os
 from model.device import DTYPES
 from model.files import ROOT, find_path
 from model.LMConfig import LMConfig
-from trainer.common.optim import LEARNING_RATES, splits_matrices
+from trainer.common.optim import EMBEDDING_SCALE, LEARNING_RATES, splits_matrices
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,8 +43,8 @@ def add_model_flags(group, from_weight: str) -> None:
     group.add_argument("--n_heads", type=int, default=8, help="query heads")
     group.add_argument("--n_kv_heads", type=int, default=2, help="key/value heads")
     group.add_argument("--start_layers", type=int, default=0, metavar="N",
-                       help="begin with N blocks; their number doubles until all are in use: more "
-                            "text in the same time, for short runs; 0 = all from the beginning")
+                       help="begin with N blocks; more come in until all are in use: more text in "
+                            "the same time, for short runs; 0 = all from the beginning")
     group.add_argument("--dropout", type=float, default=0.0, help="probability, 0 = off")
     group.add_argument("--from_weight", default=from_weight, metavar="NAME|FILE|none",
                        help="weights to start from: a name is looked up in --out_dir")
@@ -81,7 +81,8 @@ def add_optimization_flags(group) -> None:
                             "--deepspeed or --shard full, which split matrices")
     group.add_argument("--learning_rate", type=float, default=None,
                        help="its peak; without it what suits the --optimizer: " + ", ".join(
-                           f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items()))
+                           f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
+                       + f" (and {EMBEDDING_SCALE:g} times that for embedding and norms)")
     group.add_argument("--min_lr_ratio", type=float, default=0.1,
                        help="final learning rate as a fraction of the peak")
     group.add_argument("--warmup_steps", "--warmup_iters", type=int, default=100,

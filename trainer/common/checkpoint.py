@@ -7,6 +7,7 @@ save that fails (a full disk, say) leaves the old files whole, and the next one 
 import argparse
 import sys
 import threading
+from dataclasses import replace
 
 import torch
 
@@ -128,12 +129,21 @@ class Checkpoint:
     def is_finished(self, total_steps: int) -> bool:
         """True, and says so, if the resumed run has no step left, nor a validation to make up for.
         """
-        if not self.resumed or self.start_step < total_steps:
+        if not self.resumed:
+            return False
+        planned = self.saved["total_steps"]
+        if self.args.start_layers and total_steps != planned:
+            raise StateError(f"{self.files.state} is of a run of {planned} steps, now "
+                             f"{total_steps}: with --start_layers a run keeps its length, or "
+                             "blocks would drop out again. Another run may begin from its weights, "
+                             "with --from_weight.")
+        if self.start_step < total_steps:
             return False
         if self.saved["log"]["validation_was_cut_short"]:
             return False
         print(f"the run is finished: {self.start_step} of {total_steps} steps are done, and the "
-              f"weights are in {self.files.weights}. More --epochs (or --max_steps) continue it.")
+              f"weights are in {self.files.weights}."
+              + ("" if self.args.start_layers else " More --epochs (or --max_steps) continue it."))
         return True
 
     def begin(self, total_steps: int, engine: Engine, **others) -> None:
@@ -191,7 +201,8 @@ class Checkpoint:
             "step": step, "total_steps": self.total_steps, "global_batch": self.global_batch,
             "world_size": self.dist.world_size,
             "arguments": {**as_saved(self.args), "dtype": self.engine.dtype}, "facts": self.facts,
-            "random": random, **{name: part.state_dict() for name, part in self.parts.items()},
+            "random": random, "depth": self.engine.model.depth,
+            **{name: part.state_dict() for name, part in self.parts.items()},
         })
         state["engine"] = self.engine.state_dict()  # copies on the host already
         if self.dist.is_main:
@@ -219,9 +230,17 @@ class Checkpoint:
             say(f"{self.problem}\nthe last good save stays; the next save tries again", sys.stderr)
 
     def write_weights(self, state: dict) -> WeightsError | None:
-        """Writes the float16 weights; returns what is wrong with them if that cannot be."""
+        """Writes the float16 weights; returns what is wrong with them if that cannot be.
+
+        Of a model that is still growing, the blocks that have been trained.
+        """
+        config = replace(self.engine.model.config, n_layers=state["depth"])
+        unused = tuple(f"model.layers.{block}." for block in
+                       range(config.n_layers, self.engine.model.config.n_layers))
+        tensors = {name: tensor for name, tensor in state["engine"]["model"].items()
+                   if not name.startswith(unused)}
         try:
-            save_weights(self.files.weights, self.engine.model.config, state["engine"]["model"], {
+            save_weights(self.files.weights, config, tensors, {
                 "stage": self.stage_name, "step": state["step"],
                 "validation": state["log"]["validation"],
                 "tokenizer_hash": self.tokenizer_hash, "command": sys.argv,

@@ -6,7 +6,7 @@ ZeRO (arXiv:1910.02054) splits the optimizer's moments (stage 1), the gradients 
 (3) over the processes. The file says how, under `zero_optimization`; whatever our flags say already
 is taken from them. The weights stay float32 under our autocast, as everywhere here. DeepSpeed reads
 the gradient's norm on the host in every step, so this engine waits where the plain one does not.
-Resume files are the plain engine's: one can go on where another ended.
+Resume files are the plain engine's: one can go on where another ended (with AdamW).
 """
 
 import contextlib

@@ -40,10 +40,14 @@ class Engine:
         """The model as the loop calls it: with DDP, its gradients become means over processes."""
         self.train_model = model
         if self.dist.world_size > 1:
-            grows = self.model.depth < self.model.config.n_layers  # some get no gradient yet
             self.train_model = DistributedDataParallel(model, gradient_as_bucket_view=True,
-                                                       find_unused_parameters=grows)
+                                                       find_unused_parameters=self.grows)
         return self.train_model
+
+    @property
+    def grows(self) -> bool:
+        """True while some blocks of the model are not in use yet, and get no gradient."""
+        return self.model.depth < self.model.config.n_layers
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward: gradients travel in the last one of a step only."""
@@ -67,8 +71,12 @@ class Engine:
             self.train_model.reducer._reset_state()
 
     def bytes_to_come(self) -> int:
-        """Bytes that the first update will allocate: two moments for each parameter."""
-        return 0 if self.optimizer.state else 8 * self.num_parameters
+        """Bytes that updates have yet to allocate: two moments for each parameter without any.
+
+        Muon keeps one, and needs about as much again while it works.
+        """
+        return sum(8 * parameter.numel() for parameter in self.model.parameters()
+                   if parameter not in self.optimizer.state)
 
     def update(self, lr: float, grad_clip: float, nats: Tensor) -> Tensor:
         """One optimizer step; returns the gradient's norm before clipping, a scalar on the device.

@@ -19,7 +19,7 @@ from trainer.common.console import say, survive_lost_reader
 from trainer.common.distributed import Dist
 from trainer.common.engine import Engine
 from trainer.common.run_files import RunFiles
-from trainer.common.schedule import is_due
+from trainer.common.schedule import depth, is_due
 from trainer.common.tracker import NoTracker, Tracker
 
 
@@ -153,12 +153,16 @@ class Logger:
             "mem_gib": memory_gib(self.dist.device), "skipped_steps": int(skipped_steps),
             "time": time.time(),
         }
+        blocks = ""
+        if self.args.start_layers:
+            row["depth"] = depth(step, self.total_steps, self.args)
+            blocks = f"{row['depth']} blocks | "
         self.write(row)
         eta = (self.total_steps - done) * (now - self.started) / (done - self.start_step)
         self.print(
             f"step {done}/{self.total_steps} | loss {row['loss']:.3f} | lr {lr:.1e} | "
             f"grad_norm {row['grad_norm']:.2f} | {row['tokens_per_s']:,.0f} tok/s | "
-            f"mem {row['mem_gib']:.1f} GiB | eta {duration(eta)}"
+            f"{blocks}mem {row['mem_gib']:.1f} GiB | eta {duration(eta)}"
             + (f" | {row['skipped_steps']} steps skipped: gradient not finite"
                if row["skipped_steps"] else "")
         )

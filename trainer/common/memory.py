@@ -195,6 +195,7 @@ class MemoryGuard:
                        f"{self.args.memory_fraction:.0%},")
             self.note_change(step)
         elif (self.rows < self.asked and step - self.last_change >= QUIET_STEPS
+              and not self.engine.grows  # deeper steps are to come, which need more
               and self.most[0] + self.rows * self.most[1] <= self.threshold):
             self.say(f"memory: step {step + 1}: {gib(peak)} of {gib(self.gauge.limit)} at "
                      f"{self.rows} rows in a micro-batch, {gib(per_row)} a row: now "

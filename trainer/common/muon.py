@@ -7,9 +7,10 @@ For a matrix W with gradient G (Jordan et al. 2024, "Muon: an optimizer for hidd
     W <- (1 - lr * decay) W - lr * 0.2 sqrt(max(rows, columns)) * U V^T
 
 All directions that the gradient shows get the same say, not only the few large ones. U V^T has an
-RMS of 1 / sqrt(max(rows, columns)); the factor brings it to 0.2, about that of an AdamW step, so
-one learning rate serves both (arXiv:2502.16982, section 2.2). Embedding and norms have no use for
-it: a row of the embedding is a vector of its own, and they stay with AdamW.
+RMS of 1 / sqrt(max(rows, columns)); the factor brings it to 0.2, about that of an AdamW step
+(arXiv:2502.16982, section 2.2). Embedding and norms have no use for it: a row of the embedding is a
+vector of its own, and they stay with AdamW. `torch.optim.Muon` is the same update; it is not used
+because it always multiplies in bfloat16, which many CPUs emulate, and knows no `found_inf`.
 """
 
 import torch
@@ -26,16 +27,21 @@ COEFFICIENTS = (
 )
 
 
-def orthogonalise(matrices: Tensor, steps: int = len(COEFFICIENTS)) -> Tensor:
+STACK = 2**22  # numbers in matrices that are worked on together: enough to keep a GPU busy
+
+
+def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """The nearest (semi-)orthogonal matrices U V^T of a stack (n, rows, columns), roughly.
 
-    Works in the stack's dtype. Singular values end up within some percent of 1; an all-zero
-    matrix stays zero.
+    Products are in dtype, after the norms have been taken out: float16 has no room for gradients as
+    they come. Singular values above a thousandth of the norm end up within a sixth of 1; an
+    all-zero matrix stays zero.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     X = matrices.mT if tall else matrices  # the smaller product X X^T is the cheaper one
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)  # now no singular value is above 1
-    for a, b, c in COEFFICIENTS[:steps]:
+    norms = X.norm(dim=(-2, -1), keepdim=True) * 1.01  # now no singular value is above 1
+    X = (X / norms.clamp(min=torch.finfo(X.dtype).tiny)).to(dtype)
+    for a, b, c in COEFFICIENTS:
         A = X @ X.mT
         X = a * X + (b * A + c * A @ A) @ X
     return X.mT if tall else X
@@ -68,7 +74,9 @@ class Muon(torch.optim.Optimizer):
             if parameter.grad is not None:
                 by_shape.setdefault(parameter.shape, []).append(parameter)
         for parameters in by_shape.values():  # a stack at a time: few, large matrix products
-            self.step_of(parameters)
+            count = max(STACK // parameters[0].numel(), 1)
+            for start in range(0, len(parameters), count):
+                self.step_of(parameters[start : start + count])
 
     def step_of(self, parameters: list[Tensor]) -> None:
         """Moves hidden matrices of one shape."""
@@ -81,9 +89,9 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             state["momentum"].lerp_(gradient, (1 - group["momentum"]) * goes)
-            directions.append(gradient.lerp(state["momentum"], group["momentum"]).to(self.dtype))
+            directions.append(gradient.lerp(state["momentum"], group["momentum"]))
         scale = 0.2 * max(parameters[0].shape) ** 0.5
-        updates = orthogonalise(torch.stack(directions))
+        updates = orthogonalise(torch.stack(directions), self.dtype)
         for parameter, update in zip(parameters, updates):
             parameter.mul_(1 - group["lr"] * group["weight_decay"] * goes)
             parameter.sub_(update * (group["lr"] * scale * goes))

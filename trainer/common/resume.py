@@ -37,7 +37,7 @@ def compare_arguments(args: argparse.Namespace, saved: dict, source: Path) -> No
     `auto`, and no --learning_rate, mean what the run has.
     """
     saved = {"optimizer": "adamw", "start_layers": 0, **saved}  # what older states had
-    for name in ("dtype", "optimizer", "start_layers"):
+    for name in ("dtype", "optimizer"):
         if getattr(args, name) == "auto":
             setattr(args, name, saved[name])
     if args.learning_rate is None:

@@ -26,7 +26,9 @@ def learning_rate(step: int, total_steps: int, args: Namespace) -> float:
 
 
 def depth(step: int, total_steps: int, args: Namespace) -> int:
-    """Blocks in use at a step: first --start_layers, then twice as many, and so on to all of them.
+    """Blocks in use at a step: first --start_layers, and all in the last step at the latest.
+
+    In between are n_layers / 2, n_layers / 4 and so on, rounded up, if larger than the first.
 
     A shallow model learns as much from its first tokens as a deep one, at a fraction of the cost
     (progressive stacking, Gong et al. 2019; here new blocks begin near the identity). Each number
@@ -35,6 +37,8 @@ def depth(step: int, total_steps: int, args: Namespace) -> int:
     stages = [args.n_layers]
     while stages[0] > (args.start_layers or args.n_layers):
         stages.insert(0, max(-(-stages[0] // 2), args.start_layers))
+    if step == total_steps - 1:
+        return args.n_layers
     steps = [1 / (blocks + 1) for blocks in stages]  # of one compute each
     progress = step / total_steps * sum(steps)
     for blocks, share in zip(stages, steps):
