@@ -207,7 +207,7 @@ def test_help_states_units_and_defaults(run_script):
     result = run_script("trainer/train_full_sft.py", "--help")
     assert result.returncode == 0
     for word in ("--hidden_size", "--num_hidden_layers", "--warmup_iters", "--max_grad_norm",
-                 "--save_dir", "default: 0.0005", "0 = off"):
+                 "--save_dir", "0.0005 for adamw", "0 = off"):
         assert word in " ".join(result.stdout.split())
 
 

@@ -10,6 +10,8 @@ import torch
 from conftest import WORDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from model import transformer
+from model.attention import Masked, attention_mask
 from model.transformer import MiniMindLM
 from trainer import train_pretrain
 from trainer.common.engine import Engine
@@ -185,10 +187,13 @@ class HostReads(TorchDispatchMode):
         return function(*arguments, **keywords or {})
 
 
-def test_the_host_reads_one_flag_of_the_step_before(train, corpus, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_host_reads_one_flag_of_the_step_before(train, corpus, monkeypatch, optimizer):
     """Waiting for a step just queued would leave the GPU idle: between two steps the host reads
-    one value, and that is the outcome of the step before.
+    one value, and that is the outcome of the step before. Attention goes the way it has there.
     """
+    monkeypatch.setattr(transformer, "way_to_attend", lambda doc_ids, cache:
+                        Masked(attention_mask(doc_ids, doc_ids)))
     reads, outcomes, update = HostReads(), [], Engine.update
 
     def noted(engine, *arguments):
@@ -200,7 +205,7 @@ def test_the_host_reads_one_flag_of_the_step_before(train, corpus, monkeypatch):
     monkeypatch.setattr(Engine, "update", noted)
     with reads:
         train(train_pretrain, "--data_path", corpus[0], *FLAGS,
-              "--max_steps", 9, "--log_interval", 99)
+              "--max_steps", 9, "--log_interval", 99, "--optimizer", optimizer)
     marks = [number for number, event in enumerate(reads.events) if event[0] == "updated"]
     assert len(marks) == 9
     for step in range(1, 8):

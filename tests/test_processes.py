@@ -113,6 +113,7 @@ def children(pid):
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_torchrun_and_a_request_to_end(job):
     """A60: the documented line with two processes, on a CPU. SIGTERM to torchrun: both agree on a
     last step and save it, torchrun ends with an error, and one process goes on after that step.

@@ -254,6 +254,7 @@ def test_a_time_limit_is_a_good_end(start):
     assert 1 <= run.saved_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher, number, to_group", [
     ([], INT, True),
     (["-m", "torch.distributed.run", "--nproc_per_node=1"], INT, True),
