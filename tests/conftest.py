@@ -16,6 +16,11 @@ sys.path.insert(0, str(ROOT))
 # One thread, here and in started scripts: on models this small a second one only gets in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Under nohup, or behind an `&`, these are ignored, by every program that is started here as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # A model and rows so small that a whole run takes a second.
 TINY_RUN = ("--dim", 32, "--n_layers", 2, "--n_heads", 4, "--max_seq_len", 48,
             "--device", "cpu", "--dtype", "float32", "--num_workers", 0, "--warmup_steps", 0,
