@@ -64,17 +64,13 @@ def memory_lines(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory:")]
 
 
-def assert_close(runs, others, name):
-    """Log and weights of two runs agree to rounding.
-
-    1e-5 of a weight is a hundredth of AdamW's step: where a gradient is near its rounding, another
-    cut of the rows (and so of the documents' shared attention calls) moves it by so much.
-    """
+def assert_close(runs, others, name, atol=1e-6):
+    """Log and weights of two runs agree to rounding."""
     for row, other in zip(runs.curve(), others.curve(name), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
     weights, expected = (state["engine"]["model"] for state in (runs.state(), others.state(name)))
     for key in expected:
-        torch.testing.assert_close(weights[key], expected[key], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(weights[key], expected[key], rtol=1e-5, atol=atol)
 
 
 def same_but_last_change(result):
@@ -183,7 +179,9 @@ def test_as_many_rows_as_fit(runs, undisturbed, faults, expected):
     assert runs.run(*AS_MANY_AS_FIT, faults=faults) == (0, expected)
     assert runs.state()["global_batch"] == 16
     eight = undisturbed("eight", *AS_MANY_AS_FIT, "--batch_size", 8)
-    assert_close(runs, eight, "eight")
+    # Another cut shares attention calls otherwise: a gradient near its rounding moves AdamW's step
+    # of 1e-3 by a hundredth.
+    assert_close(runs, eight, "eight", atol=1e-5)
 
 
 def test_a_resume_with_as_many_rows_as_fit(runs, capsys):

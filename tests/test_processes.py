@@ -140,12 +140,11 @@ def test_a_killed_process_ends_the_run(job):
     assert len(processes) == 2
     os.kill(processes[-1], signal.SIGKILL)
     assert agent.wait(60) != 0
-    time.sleep(5)  # whoever inherits a dead process takes a moment to bury it
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
     logged = job.steps()[-1]
     told = job.go_on([*ONE_HOST, "--nproc_per_node=2"], "--accumulation_steps=2")
     step = int(told.split("resuming after step ")[1].split()[0])
-    assert step % 5 == 0 < step <= logged  # on a slow disk saves are rarer than every 5
+    assert step % 5 == 0 and logged - 10 <= step <= logged
 
 
 @pytest.mark.slow
