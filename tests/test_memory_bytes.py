@@ -87,7 +87,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.fixture(scope="module")
 def capped_run(tmp_path_factory):
     """capped_run(name, room, flags) -> (losses and norms, lines of the guard): steps of 16 rows of
-    256, whose activations take 450 MiB, with room (MiB, 0 = without end) for what comes on top.
+    256, whose activations take 330 MiB, with room (MiB, 0 = without end) for what comes on top.
     Below 0: nothing is refused, but the guard is told of a limit so far above what there is then.
     """
     folder = tmp_path_factory.mktemp("capped")
@@ -127,7 +127,7 @@ def test_a_run_under_a_cap(capped_run, uncapped):
     """The system refuses what 16 rows need: the run completes with the same losses, in smaller
     micro-batches.
     """
-    figures, lines = capped_run("capped", 340)
+    figures, lines = capped_run("capped", 300)
     assert len(lines) == 1 and "out of memory" in lines[0]
     assert [number for pair in figures for number in pair] == pytest.approx(
         [number for pair in uncapped for number in pair], rel=1e-5)
