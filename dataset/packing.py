@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dataset.tokenizer import PAD_ID
@@ -174,7 +175,20 @@ class Rows(NamedTuple):
                 name: tensor[start : start + step].to(device, non_blocking=pinned)
                 for name, tensor in tensors.items()
             }
+            if device.type == "cuda" and self.doc_ids is not None:  # while they are on the host
+                starts = document_starts(self.doc_ids[start : start + step])
+                micro_batch["doc_starts"] = starts.to(device, non_blocking=True)
             yield micro_batch, start + step >= count
+
+
+def document_starts(doc_ids: Tensor) -> Tensor:
+    """Where in the rows laid end to end each document begins, then where the last one ends.
+
+    doc_ids (B, T) -> (M + 1,) int32; a row's padding counts as one more document.
+    """
+    begins = torch.ones_like(doc_ids, dtype=torch.bool)
+    begins[:, 1:] = doc_ids[:, 1:] != doc_ids[:, :-1]
+    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=doc_ids.numel()).int()
 
 
 class TokenBudgetCollate:

@@ -1,4 +1,4 @@
-"""Who looks at whom, and two ways to compute it.
+"""Who looks at whom, and three ways to compute it.
 
 A position sees itself and what came before it in its own document. Documents lie packed in rows:
 
@@ -7,11 +7,13 @@ A position sees itself and what came before it in its own document. Documents li
 `Masked` compares the doc_ids of every pair of positions in a row: it works everywhere, with a cache
 and under torch.compile, and spends most of its time on pairs that may not look at each other.
 `EndToEnd` leaves out the padding, lays the documents end to end and gives each a causal attention
-of its own, which needs no mask. Same numbers to rounding, as long as a document is one unbroken run
-of positions.
+of its own, which needs no mask. `Flash` does so on a GPU, in one kernel for all documents. Same
+numbers to rounding, as long as a document is one unbroken run of positions.
 
 Letters as in `transformer.py`; N positions of all rows that belong to a document.
 """
+
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +105,61 @@ class EndToEnd:
             for q, k, v, mask in parts], dim=2)
 
 
+class Flash:
+    """Attention of whole rows end to end on a GPU, document after document, in one kernel.
+
+    A row's padding counts as one more document: its shape stays, and nothing waits for the host.
+    """
+
+    def __init__(self, shape: torch.Size, doc_starts: Tensor):
+        """shape: of the rows, (B, T). doc_starts (M + 1,) int32: where in the rows laid end to end
+        each document begins, then where the last one ends.
+        """
+        self.shape, self.doc_starts = shape, doc_starts
+
+    def pick(self, per_position: Tensor) -> Tensor:
+        """(B, T) -> (1, B * T)."""
+        return per_position.reshape(1, -1)
+
+    def put_back(self, x: Tensor) -> Tensor:
+        """(1, B * T, C) -> (B, T, C)."""
+        return x.view(*self.shape, -1)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        """q (1, H, N, D), k and v (1, K, N, D), 16 bits each -> (1, H, N, D); without dropout."""
+        from torch.nn.attention.varlen import varlen_attn  # not in every release
+
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # (N, H, D), (N, K, D) twice
+        y = varlen_attn(q, k, v, self.doc_starts, self.doc_starts, self.shape[1], self.shape[1],
+                        window_size=(-1, 0), enable_gqa=True)  # (N, H, D); (-1, 0): causal
+        return y.transpose(0, 1)[None]
+
+
+@lru_cache
+def flash_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """True if `Flash` runs here and agrees with a mask, forward and backward.
+
+    Found out by trying: GPUs, releases of torch, number formats and head sizes differ in it.
+    """
+    ids = torch.tensor([[0] * 25 + [1] + [2] * 54])
+    starts = torch.tensor([0, 25, 26, 80], dtype=torch.int32)
+    start = torch.randn(1, 8, 80, head_dim, generator=torch.Generator().manual_seed(0))
+    outcomes = []
+    try:
+        for way in (Masked(attention_mask(ids, ids).to(device)),
+                    Flash(ids.shape, starts.to(device))):
+            with torch.enable_grad():
+                x = start.to(device, dtype).requires_grad_()
+                y = way(x[:, :4], x[:, 4:6], x[:, 6:], 0.0)
+                outcomes.append((y, *torch.autograd.grad(y.float().square().sum(), x)))
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, RuntimeError, TypeError, ValueError):
+        return False
+    return all(torch.allclose(flash, masked, rtol=0.05, atol=0.05)
+               for masked, flash in zip(*outcomes))
+
+
 def share_calls(lengths: list[int], most: int) -> list[list[int]]:
     """Neighbouring lengths, in lists of together at most `most`; a longer one stands alone."""
     shared: list[list[int]] = []
@@ -114,13 +171,18 @@ def share_calls(lengths: list[int], most: int) -> list[list[int]]:
     return shared
 
 
-def way_to_attend(doc_ids: Tensor | None, kv_cache) -> Masked | EndToEnd:
-    """The faster of the ways that fit; doc_ids (B, T), or None: each row is one document."""
+def way_to_attend(doc_ids: Tensor | None, kv_cache, doc_starts: Tensor | None = None,
+                  head_dim: int = 0) -> Masked | EndToEnd | Flash:
+    """The fastest of the ways that fit; doc_ids (B, T), or None: each row is one document."""
     if kv_cache is not None:
         return Masked(attention_mask(doc_ids, kv_cache.append_doc_ids(doc_ids)))
     if doc_ids is None:
         return Masked(None)
-    eager_cpu = doc_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-    if eager_cpu and (doc_ids != PAD_DOC_ID).any():
-        return EndToEnd(doc_ids)
+    if not torch.compiler.is_compiling():
+        kind = doc_ids.device.type
+        if kind == "cpu" and (doc_ids != PAD_DOC_ID).any():
+            return EndToEnd(doc_ids)
+        if doc_starts is not None and torch.is_autocast_enabled(kind) and flash_fits(
+                doc_ids.device, torch.get_autocast_dtype(kind), head_dim):
+            return Flash(doc_ids.shape, doc_starts)
     return Masked(attention_mask(doc_ids, doc_ids))

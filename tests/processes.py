@@ -4,8 +4,8 @@
 
 A launcher that starts N interpreters spends seconds on each `import torch`; here a launch costs
 little more than its steps. It sets what torchrun sets (RANK, WORLD_SIZE, MASTER_PORT ...), and the
-processes meet over gloo as they do under torchrun, which other tests use itself. HOOKS look into a
-process, or break it, without a line of the program being changed for it.
+processes meet over gloo as they do under torchrun, which other tests use itself. The hooks of
+`process_hooks.py` look into a process, or break it, without a line of the program being changed.
 """
 
 import json
@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from process_hooks import HOOKS  # noqa: E402
 
 # --- What tests call
 
@@ -93,134 +95,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
-
-
-# --- Hooks: called in the new process before the script
-
-
-def watch(script, report: dict) -> None:
-    """Notes the engine, the rows read, forwards, token caches built, and reductions of DDP."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.parallel import DistributedDataParallel
-
-    from dataset import token_cache
-    from dataset.loader import PackedRows
-    from model.transformer import MiniMindLM
-
-    report.update(rows=[], forwards=0, builds=0, reductions=0, reduced_numbers=0)
-    get, forward, build = PackedRows.__getitem__, MiniMindLM.forward, token_cache.build
-    init, make_engine = DistributedDataParallel.__init__, script.make_engine
-
-    def noted_engine(*args):
-        engine = make_engine(*args)
-        report["engine"] = type(engine).__name__ + str(getattr(engine, "stage", ""))
-        return engine
-
-    def noted_get(self, row):
-        report["rows"].append(int(row))
-        return get(self, row)
-
-    def noted_forward(self, *args, **kwargs):
-        report["forwards"] += 1
-        return forward(self, *args, **kwargs)
-
-    def noted_build(*args):
-        report["builds"] += 1
-        return build(*args)
-
-    def noted_reduction(group, bucket):
-        report["reductions"] += bucket.is_last()
-        report["reduced_numbers"] += bucket.buffer().numel()
-        return allreduce_hook(group, bucket)
-
-    def noted_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self.register_comm_hook(None, noted_reduction)
-
-    script.make_engine = noted_engine
-    PackedRows.__getitem__, MiniMindLM.forward = noted_get, noted_forward
-    token_cache.build, DistributedDataParallel.__init__ = noted_build, noted_init
-
-
-def at_step(script, step: int, action) -> None:
-    """Calls action() before a step (counted from 0) of a script."""
-    learning_rate = script.learning_rate
-
-    def noted(now, *args):
-        if now == step:
-            action()
-        return learning_rate(now, *args)
-
-    script.learning_rate = noted
-
-
-def die(script, report: dict) -> None:
-    """SIGKILL before the step $DIE_AT, on the rank $DIE_RANK or on all."""
-    if os.environ.get("DIE_RANK", os.environ["RANK"]) == os.environ["RANK"]:
-        at_step(script, int(os.environ["DIE_AT"]), lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def nan(script, report: dict) -> None:
-    """A loss that is not a number, in step 2 of the last process."""
-    from model.transformer import MiniMindLM
-
-    forward, factor = MiniMindLM.forward, [1.0]
-    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        at_step(script, 2, lambda: factor.__setitem__(0, float("nan")))
-        at_step(script, 3, lambda: factor.__setitem__(0, 1.0))
-    MiniMindLM.forward = lambda self, *args, **kwargs: forward(self, *args, **kwargs) * factor[0]
-
-
-def overflow(script, report: dict) -> None:
-    """A gradient that is infinite, of a loss that is not, in step 2 of the last process."""
-    make, factor = script.make_engine, [1.0]
-
-    def made(*args):
-        engine = make(*args)
-        backward = engine.backward
-        engine.backward = lambda loss: backward(loss * factor[0])
-        return engine
-
-    script.make_engine = made
-    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        at_step(script, 2, lambda: factor.__setitem__(0, float("inf")))
-        at_step(script, 3, lambda: factor.__setitem__(0, 1.0))
-
-
-def unsupervised(script, report: dict) -> None:
-    """Two of three rows hold no token that counts."""
-    from dataset.loader import PackedRows
-
-    get = PackedRows.__getitem__
-
-    def without_mask(self, row):
-        pieces = get(self, row)
-        return pieces if row % 3 == 0 else [
-            piece._replace(loss_mask=0 * piece.loss_mask, text_bytes=0.0) for piece in pieces]
-
-    PackedRows.__getitem__ = without_mask
-
-
-def late(script, report: dict) -> None:
-    """All but the main process take longer to open their data."""
-    open_data = script.open_data
-
-    def opened(*args):
-        time.sleep(0.5 * (os.environ["RANK"] != "0"))
-        return open_data(*args)
-
-    script.open_data = opened
-
-
-def impatient(script, report: dict) -> None:
-    """Waits seconds, not minutes, for others to come."""
-    from trainer.common import distributed
-
-    distributed.START_SECONDS = 2
-
-
-HOOKS = {hook.__name__: hook
-         for hook in (watch, die, nan, overflow, unsupervised, late, impatient)}
 
 
 # --- In the launching process and its children

@@ -1,10 +1,19 @@
-"""The two ways to attend give the same numbers: logits, loss and every gradient."""
+"""All ways to attend give the same numbers: logits, loss and every gradient."""
 
 import pytest
 import torch
 
+from dataset.packing import Rows, document_starts
 from model import attention, transformer
-from model.attention import PAD_DOC_ID, EndToEnd, Masked, attention_mask, share_calls
+from model.attention import (
+    PAD_DOC_ID,
+    EndToEnd,
+    Flash,
+    Masked,
+    attention_mask,
+    flash_fits,
+    share_calls,
+)
 from model.LMConfig import LMConfig
 from model.loss import IGNORED_TARGET
 from model.transformer import MiniMindLM
@@ -32,7 +41,7 @@ def packed(*rows: list[int]) -> dict:
 
 def outcome(batch: dict, monkeypatch, way, **options) -> tuple:
     """Logits where documents are, the loss, and all gradients."""
-    monkeypatch.setattr(transformer, "way_to_attend", lambda doc_ids, cache: way(doc_ids))
+    monkeypatch.setattr(transformer, "way_to_attend", lambda doc_ids, *_: way(doc_ids))
     torch.manual_seed(1)
     model = MiniMindLM(LMConfig(**SHAPE), **options)
     for parameter in model.parameters():  # larger than at the start: attention is not uniform
@@ -49,10 +58,29 @@ def masked(doc_ids):
     return Masked(attention_mask(doc_ids, doc_ids))
 
 
-@pytest.mark.parametrize("rows", [
+def varlen(q, k, v, starts, key_starts, longest, longest_key, *, window_size, enable_gqa):
+    """What torch's kernel computes, on any device: q (N, H, D), k and v (N, K, D)."""
+    assert starts is key_starts and starts.dtype == torch.int32 and starts[-1] == len(q)
+    assert window_size == (-1, 0) and enable_gqa
+    lengths = starts.diff().tolist()
+    assert max(lengths) <= longest == longest_key
+    parts = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (q, k, v)))
+    return torch.cat([attention.F.scaled_dot_product_attention(
+        q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0] for q, k, v in parts],
+        dim=1).transpose(0, 1)
+
+
+def flash(doc_ids):
+    return Flash(doc_ids.shape, document_starts(doc_ids))
+
+
+ROWS = pytest.mark.parametrize("rows", [
     ([5],), ([1, 1, 1],), ([3, 4, 2], [9]), ([2, 9], [1, 1, 1, 1, 1, 1, 1, 1], []),
     ([150, 3, 4], [90, 40, 27], [128, 1]),
 ])
+
+
+@ROWS
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
 def test_documents_end_to_end_equal_rows_under_a_mask(rows, options, monkeypatch):
     """P1, P2: whichever way is taken, the same step is done."""
@@ -60,6 +88,76 @@ def test_documents_end_to_end_equal_rows_under_a_mask(rows, options, monkeypatch
     for ours, theirs in zip(outcome(batch, monkeypatch, EndToEnd, **options),
                             outcome(batch, monkeypatch, masked, **options)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@ROWS
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
+def test_rows_end_to_end_in_one_kernel_equal_rows_under_a_mask(rows, options, monkeypatch):
+    """The GPU's way, with the kernel that a CPU has not replaced by one that computes the same."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    batch = packed(*rows)
+    for ours, theirs in zip(outcome(batch, monkeypatch, flash, **options),
+                            outcome(batch, monkeypatch, masked, **options)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_where_documents_start():
+    """Each row begins one, whatever ended before it; padding is one more."""
+    starts = document_starts(packed([3, 2], [4], [])["doc_ids"])
+    assert starts.tolist() == [0, 3, 5, 9, 10, 15] and starts.dtype == torch.int32
+    assert document_starts(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0, 3, 6]
+
+
+def test_micro_batches_for_a_gpu_say_where_documents_start(monkeypatch):
+    """Each micro-batch counts from its own first row; other devices are spared."""
+    batch = packed([3, 2], [4], [5])
+    names = ("input_ids", "targets", "position_ids", "doc_ids")
+    rows = Rows(*(batch[name] for name in names), 1, 1)
+    assert not any("doc_starts" in part for part, _ in rows.split(10, torch.device("cpu")))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    parts = [part["doc_starts"].tolist() for part, _ in rows.split(10, torch.device("cuda"))]
+    assert parts == [[0, 3, 5, 9, 10], [0, 5]]
+
+
+def test_the_kernel_is_tried_before_it_is_used(monkeypatch):
+    """Absent (a CPU has none), refusing, or computing something else: then it does not fit."""
+    cpu, name = torch.device("cpu"), "torch.nn.attention.varlen.varlen_attn"
+    flash_fits.cache_clear()
+    assert not flash_fits(cpu, torch.float16, 8)
+    for kernel, fits in ((varlen, True), (lambda *args, **options: varlen(*args, **options) * 1.2,
+                                          False)):
+        flash_fits.cache_clear()
+        monkeypatch.setattr(name, kernel)
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            assert flash_fits(cpu, torch.float32, 8) == fits
+        assert torch.get_rng_state().equal(before)
+    flash_fits.cache_clear()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_on_a_gpu(dtype):
+    """The way that is taken there equals the mask, and nothing waits for the host."""
+    device, shape = torch.device("cuda"), {**SHAPE, "dim": 64}
+    batch = packed([150, 3, 4], [90, 40, 27], [128, 1])
+    micro_batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    starts = document_starts(batch["doc_ids"]).to(device)
+    torch.manual_seed(1)
+    model = MiniMindLM(LMConfig(**shape)).to(device)
+    outcomes = []
+    for more in ({"doc_starts": starts}, {"doc_starts": starts}, {}):  # the first one tries
+        model.zero_grad()
+        torch.cuda.set_sync_debug_mode("error" if outcomes else "default")
+        try:
+            with torch.autocast("cuda", dtype):
+                loss = model(**micro_batch, **more)
+            loss.backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        outcomes.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for ours, theirs in zip(outcomes[1], outcomes[2]):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max()))
 
 
 def test_the_faster_way_is_taken_where_it_fits():

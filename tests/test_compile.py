@@ -1,7 +1,12 @@
 """--use_compile 1: one shape, so one compilation, and the numbers of a run without."""
 
+import json
+from itertools import pairwise
+
 import pytest
 import torch
+from conftest import TINY_RUN, texts
+from processes import launch_all
 from torch._dynamo.testing import CompileCounter
 
 from dataset.loader import StepSampler
@@ -36,9 +41,11 @@ def test_one_graph_for_all_steps(checkpointing):
     compiled = torch.compile(model, backend=counter)
     for seed in range(4):
         gradients = []
+        batch = rows(2, seed)
+        batch["doc_starts"] = torch.zeros(seed + 2, dtype=torch.int32)  # as on a GPU
         for one in (compiled, model):
             model.zero_grad()
-            loss = one(**rows(2, seed))
+            loss = one(**batch)
             loss.backward()
             gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
         for ours, theirs in zip(*gradients):
@@ -66,3 +73,25 @@ def test_shares_are_filled_to_whole_micro_batches(rank):
     plain = list(StepSampler(23, 10, 6, 0, rank, 2))
     for share, without in zip(shares, plain):
         assert share[: len(without)] == without and set(share[len(without) :]) <= {-1}
+
+
+@pytest.mark.slow
+def test_under_ddp(tmp_path):
+    """Two processes, one graph in each though steps differ in length, and the curve of one process
+    that does not compile.
+    """
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts(90)))
+    flags = [*TINY_RUN, "--save_weight", "run", "--data_path", tmp_path / "data.jsonl",
+             "--cache_dir", tmp_path / "cache", "--max_steps", 15, "--epochs", 9]
+    runs = launch_all(tmp_path, {
+        "one": {"flags": [*flags, "--batch_size", 4, "--accumulation_steps", 6]},
+        "two": {"processes": 2, "hooks": ["compiled"],
+                "flags": [*flags, "--batch_size", 4, "--accumulation_steps", 3,
+                          "--use_compile", 1]}})
+    one, two = runs["one"], runs["two"]
+    assert one.codes == [0] and two.codes == [0, 0], two.told
+    tokens = [after["tokens"] - before["tokens"] for before, after in pairwise(one.log)]
+    assert min(tokens) < 0.7 * max(tokens), "there was to be a short step"
+    assert [seen["graphs"] for seen in two.seen] == [1, 1]
+    assert two.losses == pytest.approx(one.losses, rel=1e-5)
+    torch.testing.assert_close(two.weights, one.weights, rtol=1e-4, atol=1e-5)

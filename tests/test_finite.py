@@ -192,7 +192,7 @@ def test_the_host_reads_one_flag_of_the_step_before(train, corpus, monkeypatch, 
     """Waiting for a step just queued would leave the GPU idle: between two steps the host reads
     one value, and that is the outcome of the step before. Attention goes the way it has there.
     """
-    monkeypatch.setattr(transformer, "way_to_attend", lambda doc_ids, cache:
+    monkeypatch.setattr(transformer, "way_to_attend", lambda doc_ids, *_:
                         Masked(attention_mask(doc_ids, doc_ids)))
     reads, outcomes, update = HostReads(), [], Engine.update
 

@@ -134,7 +134,7 @@ def test_a_killed_process_ends_the_run(job):
     """SIGKILL of one process: torchrun and the rest end within 60 s, with an error, and the run
     goes on from its last save.
     """
-    agent = job.start([*ONE_HOST, "--nproc_per_node=2"], "--accumulation_steps=2", "--epochs=999")
+    agent = job.start([*ONE_HOST, "--nproc_per_node=2"], "--accumulation_steps=8", "--epochs=999")
     job.wait_for_step(12, agent)
     processes = children(agent.pid)
     assert len(processes) == 2
@@ -142,7 +142,7 @@ def test_a_killed_process_ends_the_run(job):
     assert agent.wait(60) != 0
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
     logged = job.steps()[-1]
-    told = job.go_on([*ONE_HOST, "--nproc_per_node=2"], "--accumulation_steps=2")
+    told = job.go_on([*ONE_HOST, "--nproc_per_node=2"], "--accumulation_steps=8")
     step = int(told.split("resuming after step ")[1].split()[0])
     assert step % 5 == 0 and logged - 10 <= step <= logged
 
