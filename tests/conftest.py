@@ -140,3 +140,19 @@ def train(tmp_path, monkeypatch, signals):
         return [json.loads(line) for line in lines], read_state(out / f"{name}_32.pth")
 
     return run
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch, signals):
+    """Launches of the stage scripts in this process that die where they are told to."""
+    from resume_checks import Runs
+
+    return Runs(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """The flags of a small training and validation file."""
+    from resume_checks import data_flags
+
+    return data_flags(tmp_path)

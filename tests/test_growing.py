@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from resume_checks import AGAIN, FLAGS, Runs, assert_same, data_flags
+from resume_checks import AGAIN, FLAGS, assert_same
 
 from model.LMConfig import LMConfig
 from model.transformer import MiniMindLM
@@ -13,17 +13,6 @@ from model.weights import read_config, read_state
 from trainer.common.schedule import depth
 
 MUON = (*FLAGS, "--optimizer", "muon", "--n_layers", 4, "--start_layers", 1)
-
-
-@pytest.fixture
-def runs(tmp_path, monkeypatch, signals):
-    return Runs(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def data(tmp_path):
-    """The flags of a small training and validation file."""
-    return data_flags(tmp_path)
 
 
 @pytest.mark.parametrize("n_layers, start, expected", [

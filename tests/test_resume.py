@@ -8,22 +8,11 @@ import types
 
 import pytest
 import torch
-from resume_checks import AGAIN, FLAGS, STAGES, Runs, assert_same, data_flags
+from resume_checks import AGAIN, FLAGS, STAGES, assert_same, data_flags
 
 from model.transformer import MiniMindLM
 from trainer.common.logger import cut_metrics
 from trainer.common.stop import Stop
-
-
-@pytest.fixture
-def runs(tmp_path, monkeypatch, signals):
-    return Runs(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def data(tmp_path):
-    """The flags of a small training and validation file."""
-    return data_flags(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,10 @@
 
 import pytest
 from conftest import texts
-from resume_checks import AGAIN, FLAGS, Runs, data_flags
+from resume_checks import AGAIN, FLAGS
 
 from dataset.tokenizer import Tokenizer
 from trainer.common.schedule import warmup_cosine
-
-
-@pytest.fixture
-def runs(tmp_path, monkeypatch, signals):
-    return Runs(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def data(tmp_path):
-    """The flags of a small training and validation file."""
-    return data_flags(tmp_path)
 
 
 @pytest.mark.parametrize("flag, value, was", [

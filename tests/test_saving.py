@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from conftest import TINY_RUN, texts
-from resume_checks import AGAIN, FLAGS, Death, Runs, assert_same, data_flags, join_writers, leaves
+from resume_checks import AGAIN, FLAGS, Death, assert_same, join_writers, leaves
 
 from model.weights import WeightsError
 from trainer import train_pretrain
@@ -23,17 +23,6 @@ from trainer.common.state_file import (
     read_newest_state,
     read_state_file,
 )
-
-
-@pytest.fixture
-def runs(tmp_path, monkeypatch, signals):
-    return Runs(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def data(tmp_path):
-    """The flags of a small training and validation file."""
-    return data_flags(tmp_path)
 
 
 def small_disk(folder, size="12m") -> None:
