@@ -143,5 +143,26 @@ def compiled(script, report: dict) -> None:
     torch.compile = lambda model: compile_model(model, backend=counted)
 
 
-HOOKS = {hook.__name__: hook
-         for hook in (watch, die, nan, overflow, unsupervised, late, impatient, compiled)}
+def autocast_as_on_a_gpu(script, report: dict) -> None:
+    """torch.is_autocast_enabled() without a device is about GPUs; here it is about the CPU.
+
+    Notes the number formats of what the query and key matrices give.
+    """
+    import torch
+
+    from model import transformer
+
+    enabled, rotate = torch.is_autocast_enabled, transformer.rotate
+    torch.is_autocast_enabled = lambda device="cpu": enabled(device)
+    report["dtypes"] = []
+
+    def noted(x, *table):
+        if str(x.dtype) not in report["dtypes"]:
+            report["dtypes"].append(str(x.dtype))
+        return rotate(x, *table)
+
+    transformer.rotate = noted
+
+
+HOOKS = {hook.__name__: hook for hook in (watch, die, nan, overflow, unsupervised, late, impatient,
+                                          compiled, autocast_as_on_a_gpu)}

@@ -38,8 +38,9 @@ def runs(tmp_path_factory):
                                     "flags": flags_of(folder, 2, deepspeed=zero[stage])}
         launches[f"nan {stage}"] = {"processes": 2, "hooks": ["nan"], "flags": flags_of(
             folder, 2, deepspeed=zero[stage], max_steps=5)}
-        launches[f"float16 {stage}"] = {"processes": 2, "hooks": ["overflow"], "flags": flags_of(
-            folder, 2, deepspeed=zero[stage], dtype="float16", max_steps=6)}
+        launches[f"float16 {stage}"] = {
+            "processes": 2, "hooks": ["overflow", "autocast_as_on_a_gpu"], "flags": flags_of(
+                folder, 2, deepspeed=zero[stage], dtype="float16", max_steps=6)}
     launches["float16"] = {"processes": 2, "hooks": ["overflow"],
                            "flags": flags_of(folder, 2, dtype="float16", max_steps=6)}
     launches["single"] = {"flags": flags_of(folder, deepspeed=zero[2], max_steps=10)}
@@ -86,9 +87,12 @@ def test_a_bad_number_is_left_out(runs, stage):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_float16_backs_off(runs, stage):
-    """An overflow halves the scale once and costs one step, as in the plain engine."""
+    """An overflow halves the scale once and costs one step, as in the plain engine. Products are in
+    float16, though DeepSpeed would turn the autocast of a GPU off.
+    """
     plain, run = runs["float16"], runs[f"float16 {stage}"]
     assert run.codes == [0, 0], run.told
+    assert [seen["dtypes"] for seen in run.seen] == [["torch.float16"]] * 2
     assert [row["skipped_steps"] for row in run.log] == [0, 0, 1, 1, 1, 1]
     assert run.losses == pytest.approx(plain.losses, rel=1e-3)
     assert run.state["engine"]["scaler"] == plain.state["engine"]["scaler"]

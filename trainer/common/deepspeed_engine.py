@@ -46,6 +46,8 @@ class DeepSpeedEngine(Engine):
         # behind for all after it to wait at; gloo does its work as well. (By its name: what
         # `deepspeed.comm.torch` finds is the package torch.)
         importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+        # On a GPU DeepSpeed would turn off an autocast that its file does not ask for: ours.
+        deepspeed.runtime.engine.autocast_if_enabled = lambda engine: contextlib.nullcontext()
         config = read_config(args.deepspeed)
         self.stage = config["zero_optimization"]["stage"]
         config |= {"train_micro_batch_size_per_gpu": 1,  # not used: our loop cuts
