@@ -5,8 +5,9 @@
 #
 # makes .venv, installs requirements.txt, writes the sample data, pretrains and fine-tunes the
 # default 25.8M-parameter model on it (on the GPU if there is one), and scores the result on
-# questions worded as it has never seen them. Results go to out/quickstart, nothing else is touched;
-# run again, it reuses what is there. Arguments go to both trainings (e.g. --dim 256).
+# questions worded as it has never seen them. It writes .venv, dataset/sample_*.jsonl, their tokens
+# in dataset/.cache, and out/quickstart; run again, it reuses what is there. Arguments go to both
+# trainings (e.g. --dim 256).
 set -euo pipefail
 CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.."
 for argument in "$@"; do
@@ -14,6 +15,11 @@ for argument in "$@"; do
     --out_dir* | --save_* | --from_* | --data_path*)
         echo "quickstart.sh: $argument: files and folders are fixed here; call" \
             "trainer/train_pretrain.py and trainer/train_full_sft.py to choose them" >&2
+        exit 2
+        ;;
+    --max_minutes*)
+        echo "quickstart.sh: $argument: a training that the clock ends would pass for done; a" \
+            "shorter one is --max_steps N" >&2
         exit 2
         ;;
     esac

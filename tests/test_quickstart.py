@@ -17,8 +17,8 @@ from scripts.download_data import download
 
 def test_quickstart_runs_and_reuses(tmp_path):
     """The whole chain on a tiny shape in a copy of the repository: the score is the last line, a
-    second run trains nothing again, weights in out/ are left alone, and so are flags that would
-    send results elsewhere.
+    second run trains nothing again, weights in out/ are left alone; flags that would
+    send results elsewhere, or end a training unfinished, are refused.
     """
     copy = tmp_path / "repository"
     skipped = shutil.ignore_patterns(".venv", ".git", "out", ".cache", "raw", "*.jsonl",
@@ -50,9 +50,10 @@ def test_quickstart_runs_and_reuses(tmp_path):
     assert "step 2/2" in first.stdout and "step 2/2" not in second.stdout
 
     assert mine.read_bytes() == b"somebody's own training"
-    refused = subprocess.run([*command, "--out_dir", "elsewhere"], cwd=copy, env=environment,
-                             capture_output=True, text=True, timeout=60)
-    assert refused.returncode == 2 and "--out_dir" in refused.stderr
+    for flag in ("--out_dir", "--max_minutes"):
+        refused = subprocess.run([*command, flag, "1"], cwd=copy, env=environment,
+                                 capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2 and flag in refused.stderr
 
 
 class RangeHandler(http.server.BaseHTTPRequestHandler):
