@@ -7,10 +7,12 @@ A position sees itself and what came before it in its own document. Documents li
 `Masked` compares the doc_ids of every pair of positions in a row: it works everywhere, with a cache
 and under torch.compile, and spends most of its time on pairs that may not look at each other.
 `EndToEnd` leaves out the padding, lays the documents end to end and gives each a causal attention
-of its own, which needs no mask. `Flash` does so on a GPU, in one kernel for all documents. Same
-numbers to rounding, as long as a document is one unbroken run of positions.
+of its own, which needs no mask. `Flash` does so on a GPU, in one kernel for all documents, padding
+included. Same numbers to rounding, as long as a document is one unbroken run of positions.
 
-Letters as in `transformer.py`; N positions of all rows that belong to a document.
+The model has the same three verbs for each: `pick` lays out its inputs, calling it attends (in
+every block), `put_back` brings the outcome into rows again. Letters as in `transformer.py`; N
+positions that lie end to end: `EndToEnd` takes those of the documents, `Flash` all B * T.
 """
 
 from functools import lru_cache
@@ -143,15 +145,16 @@ def flash_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """
     ids = torch.tensor([[0] * 25 + [1] + [2] * 54])
     starts = torch.tensor([0, 25, 26, 80], dtype=torch.int32)
-    start = torch.randn(1, 8, 80, head_dim, generator=torch.Generator().manual_seed(0))
+    heads, generator = 4 + 2 + 2, torch.Generator().manual_seed(0)  # of q, k and v
+    qkv = torch.randn(1, heads, 80, head_dim, generator=generator).to(device, dtype)
     outcomes = []
     try:
-        for way in (Masked(attention_mask(ids, ids).to(device)),
-                    Flash(ids.shape, starts.to(device))):
-            with torch.enable_grad():
-                x = start.to(device, dtype).requires_grad_()
-                y = way(x[:, :4], x[:, 4:6], x[:, 6:], 0.0)
-                outcomes.append((y, *torch.autograd.grad(y.float().square().sum(), x)))
+        for way, inputs in ((Masked(attention_mask(ids, ids).to(device)), qkv.float()),
+                            (Flash(ids.shape, starts.to(device)), qkv)):
+            with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                x = inputs.detach().requires_grad_()
+                y = way(x[:, :4], x[:, 4:6], x[:, 6:], 0.0).float()
+                outcomes.append((y, torch.autograd.grad(y.square().sum(), x)[0].float()))
     except torch.OutOfMemoryError:
         raise
     except (ImportError, RuntimeError, TypeError, ValueError):

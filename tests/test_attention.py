@@ -124,14 +124,24 @@ def test_the_kernel_is_tried_before_it_is_used(monkeypatch):
     cpu, name = torch.device("cpu"), "torch.nn.attention.varlen.varlen_attn"
     flash_fits.cache_clear()
     assert not flash_fits(cpu, torch.float16, 8)
-    for kernel, fits in ((varlen, True), (lambda *args, **options: varlen(*args, **options) * 1.2,
-                                          False)):
-        flash_fits.cache_clear()
-        monkeypatch.setattr(name, kernel)
-        before = torch.get_rng_state()
-        with torch.no_grad():
-            assert flash_fits(cpu, torch.float32, 8) == fits
-        assert torch.get_rng_state().equal(before)
+    tried_in = []
+
+    def noting(q, *args, **options):
+        tried_in.append(q.dtype)
+        return varlen(q, *args, **options)
+
+    def wrong(*args, **options):
+        return varlen(*args, **options) * 1.2
+
+    for kernel, fits in ((noting, True), (wrong, False)):
+        for dtype in (torch.float16, torch.bfloat16):
+            flash_fits.cache_clear()
+            monkeypatch.setattr(name, kernel)
+            before = torch.get_rng_state()
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # as in a forward pass
+                assert flash_fits(cpu, dtype, 64) == fits
+            assert torch.get_rng_state().equal(before)
+    assert tried_in == [torch.float16, torch.bfloat16]
     flash_fits.cache_clear()
 
 
@@ -143,6 +153,10 @@ def test_on_a_gpu(dtype):
     batch = packed([150, 3, 4], [90, 40, 27], [128, 1])
     micro_batch = {name: tensor.to(device) for name, tensor in batch.items()}
     starts = document_starts(batch["doc_ids"]).to(device)
+    if torch.cuda.get_device_capability() >= (8, 0):  # older cards have no such kernel
+        with torch.autocast("cuda", dtype):
+            way = attention.way_to_attend(micro_batch["doc_ids"], None, starts, head_dim=16)
+        assert isinstance(way, Flash)
     torch.manual_seed(1)
     model = MiniMindLM(LMConfig(**shape)).to(device)
     outcomes = []
