@@ -16,8 +16,8 @@ because it always multiplies in bfloat16, which many CPUs emulate, and knows no 
 import torch
 from torch import Tensor
 
-# Three steps x <- a x + b x^3 + c x^5, which drive singular values in (LOWEST, 1) to about 1: each is
-# the polynomial nearest to 1 over the range that the one before leaves (arXiv:2505.16932, "Polar
+# Three steps x <- a x + b x^3 + c x^5, which drive singular values in (LOWEST, 1) to about 1: each
+# is the polynomial nearest to 1 over the range that the one before leaves (arXiv:2505.16932, "Polar
 # Express"; tests/test_muon.py checks that there is no nearer one).
 LOWEST = 0.03
 COEFFICIENTS = (
@@ -25,8 +25,8 @@ COEFFICIENTS = (
     (2.9175380442298486, -2.182405382865042, 0.47552921925745756),
     (2.0463101137308266, -1.4294750038250814, 0.39335241059370146),
 )
-# Beyond its range a polynomial explodes, and bfloat16 rounds by half a percent: each is stretched to
-# a range 2 % wider, p(x / MARGIN).
+# Beyond its range a polynomial explodes, and bfloat16 rounds by half a percent: each is stretched
+# to a range 2 % wider, p(x / MARGIN).
 MARGIN = 1.02
 STACK = 2**22  # numbers in matrices that are worked on together: enough to keep a GPU busy
 
