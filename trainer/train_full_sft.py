@@ -17,7 +17,6 @@ defaults, and --show_sample; the loop is the same.
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -98,7 +97,7 @@ def main():
     optimizer = make_optimizer(model, args, dtype)
     engine = make_engine(model, optimizer, args, dist, dtype)
 
-    # --- Wrap
+    # --- Wrap (DDP has to know whether there are blocks that get no gradient yet)
     model.depth = depth(max(checkpoint.start_step - 1, 0), total_steps, args)  # of the last step
     train_model = engine.wrap(torch.compile(model) if args.use_compile else model)
 
@@ -110,8 +109,8 @@ def main():
     print(first_line(engine, args, global_batch, total_steps), flush=True)
     logger.open(checkpoint.files, checkpoint.start_step)
     guard.probe(model, dtype)
-    val_batches = val_set and partial(batches_in_order, val_set, dist.rank, dist.world_size)
-    validation = Validation(args, dist, dtype, stop, logger, model, guard, val_batches)
+    validation = Validation(args, dist, dtype, stop, logger, model, guard, val_set,
+                            make_batches=batches_in_order)
     validation.catch_up(checkpoint.start_step)
 
     # --- Loop
@@ -125,7 +124,7 @@ def main():
         tokens, text_bytes = dist.sum(rows.num_supervised, rows.text_bytes)
         for attempt in guard.attempts():  # one, or more and smaller ones if memory runs out
             with attempt:
-                nats, loss = 0.0, None  # frees what the graph of a failed attempt held
+                nats, loss = 0.0, None  # nats: the step's sum; None frees a failed attempt's graph
                 for micro_batch, is_last in rows.split(guard.token_budget, dist.device):
                     with engine.sync(is_last):  # gradients travel with the last micro-batch only
                         with autocast(dist.device, dtype):
