@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from model.device import describe
+from model.attention import Masked, way_to_attend
+from model.device import DTYPES, autocast, describe
 from model.files import write_atomically
 from model.metrics import loss_metrics
 from trainer.common.console import say, survive_lost_reader
@@ -24,7 +25,9 @@ from trainer.common.tracker import NoTracker, Tracker
 
 
 def memory_gib(device: torch.device) -> float:
-    """Peak memory of this process in GiB: allocated on a GPU, or resident (MPS: at present)."""
+    """Memory of this process in GiB: of tensors at the peak of the last step (CUDA), of everything
+    at its peak so far (CPU), at present (MPS).
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     if device.type == "mps":
@@ -45,13 +48,26 @@ def duration(seconds: float) -> str:
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
+def attention_in_use(engine: Engine, args: argparse.Namespace) -> str:
+    """Which of the ways in `model/attention.py` a micro-batch of this run will take."""
+    device, config = engine.dist.device, engine.model.config
+    if args.use_compile:
+        return Masked.__name__
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)  # a document of two tokens
+    starts = torch.tensor([0, 2], dtype=torch.int32, device=device)
+    with autocast(device, DTYPES[engine.dtype]):
+        return type(way_to_attend(ids, None, None if config.dropout else starts,
+                                  config.head_dim)).__name__
+
+
 def first_line(engine: Engine, args: argparse.Namespace, global_batch: int, total_steps: int
                ) -> str:
     """What is about to run, in one line (and a second one if it runs on a CPU by default)."""
     dist = engine.dist
     line = (f"{engine.num_parameters:,} parameters | up to {global_batch * args.max_seq_len:,} "
             f"tokens per step | {total_steps:,} steps | world_size {dist.world_size} | "
-            f"{describe(dist.device)} | {engine.dtype} | seed {args.seed}")
+            f"{describe(dist.device)} | {engine.dtype} | seed {args.seed} | attention "
+            f"{attention_in_use(engine, args)}")
     if args.warmup_steps > total_steps // 10:
         line += f"\nwarm-up: {total_steps // 10} steps, a tenth of the run (--warmup_steps " \
                 f"{args.warmup_steps})"
