@@ -166,19 +166,18 @@ class Rows(NamedTuple):
         A micro-batch holds as many whole rows as fit into token_budget positions, at least one.
         """
         count, max_seq_len = self.input_ids.shape
-        step = max(token_budget // max_seq_len, 1)
+        rows_at_once = max(token_budget // max_seq_len, 1)
         names = ("input_ids", "targets", "position_ids", "doc_ids")
         tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        pinned = device.type == "cuda"  # only pinned memory may be copied behind our back
-        for start in range(0, count, step):
-            micro_batch = {
-                name: tensor[start : start + step].to(device, non_blocking=pinned)
-                for name, tensor in tensors.items()
-            }
-            if device.type == "cuda" and self.doc_ids is not None:  # while they are on the host
-                starts = document_starts(self.doc_ids[start : start + step])
+        on_gpu = device.type == "cuda"  # then the loader has pinned them: copies wait for nothing
+        for start in range(0, count, rows_at_once):
+            part = slice(start, start + rows_at_once)
+            micro_batch = {name: tensor[part].to(device, non_blocking=on_gpu)
+                           for name, tensor in tensors.items()}
+            if on_gpu and self.doc_ids is not None:  # counted here, where they are on the host
+                starts = document_starts(self.doc_ids[part])
                 micro_batch["doc_starts"] = starts.to(device, non_blocking=True)
-            yield micro_batch, start + step >= count
+            yield micro_batch, start + rows_at_once >= count
 
 
 def document_starts(doc_ids: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ keeps of one block until its backward pass. In float32 every number takes 4 byte
     residual stream after each half                         2 C
     each RMSNorm: x / rms(x), and that times the gain       2 x 2 C
     attention: q, k and v repeated for each query head, y   4 C   and H log-sums
-    the attention mask, as numbers to be added              T   (on a CPU without: no mask)
+    the attention mask, as numbers to be added              T
     feed-forward: gate, silu(gate), up, their product       4 F
 
+That is attention under a mask, which takes the most; where documents lie end to end
+(`attention.py`), there is no mask, and k and v are not repeated.
 Under autocast (16 bits) the stream and x / rms(x) stay float32; what goes into matrix products is
 a 16-bit copy for each product (3 C and 2 C after the norms), and so is the rest. Each weight has a
 16-bit copy as well. Dropout adds a byte a number where it acts.

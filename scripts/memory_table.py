@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from dataset.packing import document_starts
 from model.device import DTYPES, autocast, choose_device
 from model.LMConfig import LMConfig
 from model.memory import predicted_bytes
@@ -37,8 +38,10 @@ def step_after_step(config: LMConfig, rows: int, max_seq_len: int, dtype: torch.
     documents = torch.arange(max_seq_len, device=device).expand(rows, -1) // 100
 
     def micro_batch(length: int):
+        part = ids[:, :length], documents[:, :length]
         with autocast(device, dtype):
-            loss = model(ids[:, :length], doc_ids=documents[:, :length], targets=ids[:, :length])
+            loss = model(part[0], doc_ids=part[1], targets=part[0],
+                         doc_starts=document_starts(part[1]))
         loss.backward()
 
     micro_batch(1)  # gradients are as large after one position, and come in no time

@@ -82,7 +82,7 @@ def add_optimization_flags(group) -> None:
     group.add_argument("--learning_rate", type=float, default=None,
                        help="its peak; without it what suits the --optimizer: " + ", ".join(
                            f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
-                       + f" (and {EMBEDDING_SCALE:g} times that for embedding and norms)")
+                       + f"; beside muon, embedding and norms take {EMBEDDING_SCALE:g} times that")
     group.add_argument("--min_lr_ratio", type=float, default=0.1,
                        help="final learning rate as a fraction of the peak")
     group.add_argument("--warmup_steps", "--warmup_iters", type=int, default=100,

@@ -12,14 +12,15 @@ from trainer.common.engine import Engine
 
 def place(model: MiniMindLM, args: Namespace, dist: Dist) -> None:
     """Moves the model to its device; with --shard full, this process's part of every matrix."""
-    model.to(dist.device)
-    if args.shard == "full" and dist.world_size > 1:
-        from trainer.common.sharded_engine import shard
+    if args.shard != "full" or dist.world_size == 1:
+        model.to(dist.device)
+        return
+    from trainer.common.sharded_engine import shard
 
-        # Each process keeps a part of its own copy; DDP and DeepSpeed send the main one's around.
-        total = sum(parameter.double().sum().item() for parameter in model.parameters())
-        dist.agree("starting weights", repr(total))
-        shard(model, dist)
+    # Each process keeps a part of its own copy; DDP and DeepSpeed send the main one's around.
+    total = sum(parameter.double().sum().item() for parameter in model.parameters())
+    dist.agree("starting weights", repr(total))
+    shard(model.to(dist.device), dist)
 
 
 def make_engine(model: MiniMindLM, optimizer: torch.optim.Optimizer, args: Namespace, dist: Dist,

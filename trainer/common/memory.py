@@ -111,8 +111,10 @@ class MemoryGuard:
         self.gauge.start()
         try:
             ids = torch.randint(model.config.vocab_size, shape, device=self.dist.device)
+            starts = torch.arange(0, ids.numel() + 1, shape[1], device=ids.device)  # one a row
             with autocast(self.dist.device, dtype):
-                loss = model(ids, doc_ids=torch.zeros_like(ids), targets=ids)
+                loss = model(ids, doc_ids=torch.zeros_like(ids), targets=ids,
+                             doc_starts=starts.int())
             loss.backward()
             ran_out = False
         except (RuntimeError, MemoryError) as error:
