@@ -15,6 +15,7 @@ from conftest import ROOT
 from scripts.download_data import download
 
 
+@pytest.mark.slow
 def test_quickstart_runs_and_reuses(tmp_path):
     """The whole chain on a tiny shape in a copy of the repository: the score is the last line, a
     second run trains nothing again, weights in out/ are left alone; flags that would

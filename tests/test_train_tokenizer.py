@@ -117,6 +117,7 @@ def test_every_id_sequence_decodes(tokenizer):
             assert isinstance(tokenizer.decode(ids, skip_special_tokens=skip), str)
 
 
+@pytest.mark.slow
 def test_training_is_deterministic(sample, tmp_path):
     """The same input gives the same bytes, in other processes too, and --overwrite 1 replaces."""
     output = tmp_path / "new" / "tokenizer.json"
