@@ -1,5 +1,6 @@
 """How a script ends: a user's mistake with a message and status 2; a traceback is for ours."""
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ def run(main: Callable[[], int | None], *user_errors: type[Exception]) -> None:
     `user_errors`, which the script brings from `dataset/` because this folder does not import that.
     Of several processes with the same error one prints it.
     """
+    gc.freeze()  # what was imported stays: to search it for garbage, again and again, slows a start
     sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows "?" for it
     mendable = (DeviceError, WeightsError, StateError, NotFiniteError, OutOfMemory, ProcessError,
                 OSError, *user_errors)
