@@ -46,10 +46,10 @@ def runs(tmp_path_factory):
     launches["single"] = {"flags": flags_of(folder, deepspeed=zero[2], max_steps=10)}
     launches["single plain"] = {"flags": flags_of(folder, max_steps=10)}
     for number, (processes, engine) in enumerate((
-            (1, {}), (2, {"deepspeed": zero[2]}), (2, {"shard": "full"}),
+            (1, {}), (2, {}), (2, {"deepspeed": zero[2]}), (2, {"shard": "full"}),
             (2, {"deepspeed": zero[3]}), (1, {"deepspeed": zero[1]}), (1, {}))):
         launches[f"chain {number}"] = {
-            "processes": processes, "out": "chain", "hooks": ["die"] * (number < 5),
+            "processes": processes, "out": "chain", "hooks": ["die"] * (number < 6),
             "environment": {"DIE_AT": 8 * (number + 1)},
             "flags": flags_of(folder, processes, save_interval=4, from_resume=1, **engine)}
     return launch_all(folder, launches)
@@ -106,16 +106,16 @@ def test_a_single_process(runs):
 
 
 def test_a_run_goes_through_many_engines(runs):
-    """P4: one process, killed, ZeRO 2, killed, FSDP2, killed, ZeRO 3, killed, ZeRO 1 on one
-    process, killed, the plain engine: it ends where the uninterrupted run ends.
+    """P4: one process, killed, two of DDP, killed, ZeRO 2, killed, FSDP2, killed, ZeRO 3, killed,
+    ZeRO 1 on one process, killed, the plain engine: it ends where the uninterrupted run ends.
     """
-    for number in range(6):
+    for number in range(7):
         run = runs[f"chain {number}"]
-        assert set(run.codes) == ({-9} if number < 5 else {0}), run.told
+        assert set(run.codes) == ({-9} if number < 6 else {0}), run.told
         if number:
             step = int(re.search(r"resuming after step (\d+)", run.told)[1])
             assert step in (8 * number, 8 * number - 4)
-    one, last = runs["one"], runs["chain 5"]
+    one, last = runs["one"], runs["chain 6"]
     assert [row["step"] for row in last.log] == list(range(1, STEPS + 1))
     assert last.losses == pytest.approx(one.losses, rel=1e-5)
     torch.testing.assert_close(last.weights, one.weights, rtol=1e-4, atol=1e-5)
