@@ -214,6 +214,11 @@ class MiniMindLM(nn.Module):
             return F.linear(attend.put_back(x), embedding.weight)  # (B, T, V)
         return output_loss(x.flatten(0, 1), embedding.weight, attend.pick(targets).flatten())
 
+    def parameters_in_use(self) -> list[nn.Parameter]:
+        """All parameters but those of blocks beyond `depth`, in the order of their definition."""
+        unused = set(self.model.layers[self.depth :].parameters())
+        return [parameter for parameter in self.parameters() if parameter not in unused]
+
     def num_parameters(self) -> int:
         """Number of parameters; the tied matrix counts once."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -126,7 +126,7 @@ def launch_two(launch: dict) -> list[int]:
 
 
 def main():
-    import torch._dynamo  # noqa: F401 - what DDP imports when it is made
+    import torch._dynamo  # noqa: F401 - what an optimizer imports when it is made
 
     from trainer import train_pretrain  # noqa: F401 - forks have all this for nothing
 

@@ -10,17 +10,15 @@ import time
 
 
 def watch(script, report: dict) -> None:
-    """Notes the engine, the rows read, forwards, token caches built, and reductions of DDP."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.parallel import DistributedDataParallel
-
+    """Notes the engine, the rows read, forwards, token caches built, and sums of gradients."""
     from dataset import token_cache
     from dataset.loader import PackedRows
     from model.transformer import MiniMindLM
+    from trainer.common.reducer import Reducer
 
     report.update(rows=[], forwards=0, builds=0, reductions=0, reduced_numbers=0)
     get, forward, build = PackedRows.__getitem__, MiniMindLM.forward, token_cache.build
-    init, make_engine = DistributedDataParallel.__init__, script.make_engine
+    begin, send, make_engine = Reducer.begin, Reducer.send, script.make_engine
 
     def noted_engine(*args):
         engine = make_engine(*args)
@@ -39,18 +37,17 @@ def watch(script, report: dict) -> None:
         report["builds"] += 1
         return build(*args)
 
-    def noted_reduction(group, bucket):
-        report["reductions"] += bucket.is_last()
-        report["reduced_numbers"] += bucket.buffer().numel()
-        return allreduce_hook(group, bucket)
+    def noted_begin(self):
+        report["reductions"] += 1
+        begin(self)
 
-    def noted_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self.register_comm_hook(None, noted_reduction)
+    def noted_send(self, tensor):
+        report["reduced_numbers"] += tensor.numel()
+        send(self, tensor)
 
     script.make_engine = noted_engine
     PackedRows.__getitem__, MiniMindLM.forward = noted_get, noted_forward
-    token_cache.build, DistributedDataParallel.__init__ = noted_build, noted_init
+    token_cache.build, Reducer.begin, Reducer.send = noted_build, noted_begin, noted_send
 
 
 def at_step(script, step: int, action) -> None:

@@ -97,7 +97,7 @@ def main():
     optimizer = make_optimizer(model, args, dtype)
     engine = make_engine(model, optimizer, args, dist, dtype)
 
-    # --- Wrap (DDP has to know whether there are blocks that get no gradient yet)
+    # --- Wrap
     model.depth = depth(max(checkpoint.start_step - 1, 0), total_steps, args)  # of the last step
     train_model = engine.wrap(torch.compile(model) if args.use_compile else model)
 
@@ -129,7 +129,7 @@ def main():
                     with engine.sync(is_last):  # gradients travel with the last micro-batch only
                         with autocast(dist.device, dtype):
                             loss = train_model(**micro_batch)  # summed over its targets
-                        engine.backward(loss / tokens * dist.world_size)  # processes are averaged
+                        engine.backward(loss / tokens)
                     nats += loss.detach()
         nats = dist.add_up(nats)
         grad_norm = engine.update(lr, args.grad_clip, nats)

@@ -78,7 +78,8 @@ class DeepSpeedEngine(Engine):
         loss = loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
         if self.scaler.is_enabled():
             self.zero.override_loss_scale(self.scaler.get_scale())
-        self.engine.backward(loss, scale_wrt_gas=False)
+        # It gives the mean over processes, and here it is to be the sum.
+        self.engine.backward(loss * self.dist.world_size, scale_wrt_gas=False)
 
     def update(self, lr: float, grad_clip: float, nats: Tensor) -> Tensor:
         for group in self.optimizer.param_groups:

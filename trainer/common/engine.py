@@ -1,13 +1,12 @@
-"""From a loss to changed weights: one process, or many with the whole model each (DDP)."""
+"""From a loss to changed weights: one process, or many with the whole model each."""
 
 import contextlib
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.common.distributed import Dist
+from trainer.common.reducer import Reducer
 
 UPDATED, BACKED_OFF, NOT_FINITE = 0, 1, 2  # what became of a step
 
@@ -26,9 +25,8 @@ class Engine:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dist: Dist,
                  dtype: torch.dtype):
-        self.before_sync: Callable[[], None] = lambda: None  # called before gradients travel
-        self.syncs = False
         self.model, self.optimizer, self.dist = model, optimizer, dist
+        self.reducer: Reducer | None = None
         self.dtype = str(dtype).removeprefix("torch.")
         # Now, before ZeRO sends them elsewhere.
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -37,12 +35,10 @@ class Engine:
         self.scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == torch.float16)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as the loop calls it: with DDP, its gradients become means over processes."""
-        self.train_model = model
+        """The model as the loop calls it. All processes begin with the weights of rank 0."""
         if self.dist.world_size > 1:
-            self.train_model = DistributedDataParallel(model, gradient_as_bucket_view=True,
-                                                       find_unused_parameters=self.grows)
-        return self.train_model
+            self.reducer = Reducer(self.model)
+        return model
 
     @property
     def grows(self) -> bool:
@@ -50,25 +46,25 @@ class Engine:
         return self.model.depth < self.model.config.n_layers
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Context of a forward and backward: gradients travel in the last one of a step only."""
-        self.syncs = is_last and self.dist.world_size > 1
-        if is_last or self.dist.world_size == 1:
-            return contextlib.nullcontext()
-        return self.train_model.no_sync()
+        """Context of a forward and backward; gradients are summed over all processes in the last
+        one of a step only.
+        """
+        return self.reducer.summing() if is_last and self.reducer else contextlib.nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of loss to what earlier micro-batches of the step left."""
-        if self.syncs:
-            self.before_sync()
         self.scaler.scale(loss).backward()
 
+    def abandon(self) -> None:
+        """Ends this process's part in a step that it cannot finish: no other waits for it."""
+        if self.reducer:
+            self.reducer.abandon()
+
     def drop_gradients(self) -> None:
-        """Forgets the gradients of a step that is not to be."""
+        """Forgets the gradients of a step, when they have been used or are not to be."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self.dist.world_size > 1:
-            # After a forward whose backward was given up DDP would send gradients with the next
-            # backward, whichever that is, and wait for processes that do not.
-            self.train_model.reducer._reset_state()
+        if self.reducer:
+            self.reducer.reset()
 
     def bytes_to_come(self) -> int:
         """Bytes that updates have yet to allocate: two moments for each parameter without any.
@@ -97,7 +93,7 @@ class Engine:
         self.optimizer.grad_scale, self.optimizer.found_inf = None, (~finite).float()
         self.optimizer.step()  # not scaler.step(), which knows of gradients only, not of the loss
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.drop_gradients()
         return grad_norm
 
     def clip(self, largest: float) -> Tensor:

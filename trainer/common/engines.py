@@ -17,7 +17,7 @@ def place(model: MiniMindLM, args: Namespace, dist: Dist) -> None:
         return
     from trainer.common.sharded_engine import shard
 
-    # Each process keeps a part of its own copy; DDP and DeepSpeed send the main one's around.
+    # Each process keeps a part of its own copy; the other engines send the main one's around.
     total = sum(parameter.double().sum().item() for parameter in model.parameters())
     dist.agree("starting weights", repr(total))
     shard(model.to(dist.device), dist)

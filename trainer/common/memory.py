@@ -33,10 +33,6 @@ class OutOfMemory(RuntimeError):
     """Not even one row fits, or memory ran out where a step cannot be taken again."""
 
 
-class StepAgain(Exception):
-    """Another process ran out of memory: all take the step again."""
-
-
 def is_out_of_memory(error: BaseException | None) -> bool:
     """True for CUDA's error, and for the RuntimeError that the CPU's allocator raises."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -68,8 +64,6 @@ class MemoryGuard:
         self.gauge = make_gauge(dist.device, args.memory_limit_gb, dist.local_world_size)
         self.threshold = args.memory_fraction * self.gauge.limit
         self.can_repeat = engine.can_repeat
-        self.agreed = False
-        engine.before_sync = self.agree
 
     @property
     def token_budget(self) -> int:
@@ -138,32 +132,25 @@ class MemoryGuard:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        self.agreed = False
+        ran_out = False
         try:
             yield
-            self.done = True
-            return
-        except StepAgain:
-            mine = False
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            mine = True
-        if mine and (self.agreed or not self.can_repeat):
-            raise OutOfMemory(f"rank {self.dist.rank} ran out of memory while gradients were on "
-                              f"their way between the processes. {self.advice}")
-        if mine and self.dist.world_size > 1:
-            self.dist.max(True)  # what the others hear in `agree`
+            ran_out = True
+        if ran_out and not self.can_repeat:
+            raise OutOfMemory(f"rank {self.dist.rank} ran out of memory, and with --shard full or "
+                              f"--deepspeed a step cannot be taken again. {self.advice}")
+        if ran_out:
+            self.engine.abandon()
+        [someone_ran_out] = self.dist.max(ran_out)
+        self.done = not someone_ran_out
+        if self.done:
+            return
         self.engine.drop_gradients()
         set_random_states(self.random, self.dist.device)
-        self.halve("out of memory" if mine else "another process is out of memory")
-
-    def agree(self) -> None:
-        """Before gradients travel: raises StepAgain on all processes if one ran out of memory."""
-        [someone_ran_out] = self.dist.max(False)
-        if someone_ran_out:
-            raise StepAgain
-        self.agreed = True
+        self.halve("out of memory" if ran_out else "another process is out of memory")
 
     @property
     def advice(self) -> str:

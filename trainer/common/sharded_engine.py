@@ -41,11 +41,13 @@ class ShardedEngine(Engine):
                                         process_group=torch.distributed.group.WORLD)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self.train_model = model
         return model
 
     def sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()  # in every micro-batch: whole gradients would not fit
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss * self.dist.world_size)  # FSDP2 gives the mean over processes
 
     def clip(self, largest: float) -> Tensor:
         return super().clip(largest).full_tensor()
